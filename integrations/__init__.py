@@ -1,0 +1,1 @@
+"""Adapters for frameworks in which context cannot flow by itself."""

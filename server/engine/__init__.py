@@ -1,0 +1,1 @@
+"""What runs inside vLLM: the only importer of vllm and torch."""

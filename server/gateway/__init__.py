@@ -1,0 +1,1 @@
+"""The HTTP front: the only importer of aiohttp."""

@@ -1,0 +1,1 @@
+"""The lab: traces, a simulator on vLLM's own scheduler, replay on live engines, reports."""

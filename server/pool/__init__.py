@@ -1,0 +1,1 @@
+"""The engines: who starts, watches and ejects them."""

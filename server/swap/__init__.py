@@ -1,0 +1,1 @@
+"""Whose KV block lies in which slot of host memory; pure."""

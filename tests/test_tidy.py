@@ -1,0 +1,171 @@
+"""Rules of the code base, checked on the source itself: who imports whom, sizes, clocks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("sdk", "integrations", "server", "examples", "benchmarks", "tests")
+PRODUCT = ("sdk", "integrations", "server")
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+
+# Pure: standard library only, time passed in, no logging, no randomness but a seeded one passed in.
+# msgspec is a format, not I/O.
+PURE = (
+    "server/policy",
+    "server/swap",
+    "server/process_table.py",
+    "server/identity.py",
+    "server/types.py",
+    "server/call_tag.py",
+    "server/channel.py",
+    "sdk/autellix/wire.py",
+)
+NEVER_IN_PURE = {
+    "time", "random", "asyncio", "logging", "os", "socket", "threading", "subprocess",
+    "torch", "vllm", "aiohttp", "zmq",
+}  # fmt: skip
+ONLY_IN = {  # library → the folders or files that may import it
+    "aiohttp": ("server/gateway/", "tests/", "benchmarks/", "server/lab/"),
+    "vllm": ("server/engine/", "server/lab/", "tests/", "benchmarks/"),
+    "torch": ("server/engine/", "server/lab/", "tests/", "benchmarks/"),
+    "ray": ("server/pool/ray.py", "tests/"),
+}
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Return every Python file under the given folders of the repository."""
+    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Return the path as it is written in the rules above."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, absolute module) for every import; relative ones as ``.module``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "." * node.level + (node.module or "")
+
+
+def test_sdk_imports_only_the_standard_library_at_import_time():
+    """No module of the SDK imports a library, the server or an integration at its top."""
+    import sys
+
+    bad = []
+    for path in python_files("sdk"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                root = name.partition(".")[0]
+                if root == "autellix":
+                    wrong = name.startswith(("autellix.server", "autellix.integrations"))
+                else:
+                    wrong = root not in sys.stdlib_module_names
+                if wrong:
+                    bad.append(f"{name_of(path)}:{node.lineno} imports {name}")
+    assert not bad, "\n".join(bad)
+
+
+def test_layers_do_not_import_each_other():
+    """The SDK and the integrations know no server; the server knows only wire and errors."""
+    bad = []
+    for path in python_files(*PRODUCT):
+        name = name_of(path)
+        for line, module in imports(path):
+            if name.startswith("sdk/"):
+                wrong = module.startswith(("autellix.server", "autellix.integrations", "server"))
+            elif name.startswith("integrations/"):
+                wrong = module.startswith(("autellix.server", "autellix._", "server"))
+            elif name.startswith("server/lab/"):  # the lab replays traces through the real SDK
+                wrong = module.startswith("autellix.integrations")
+            else:
+                wrong = (
+                    module.startswith("autellix")
+                    and module not in ("autellix", "autellix.wire", "autellix.errors")
+                ) or module.startswith("integrations")
+            if wrong:
+                bad.append(f"{name}:{line} imports {module}")
+    assert not bad, "\n".join(bad)
+
+
+def test_pure_modules_decide_without_the_world():
+    """What decides imports no clock, no randomness, no I/O and no engine."""
+    bad = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in python_files(*PRODUCT)
+        if name_of(path).startswith(PURE)
+        for line, module in imports(path)
+        if module.partition(".")[0] in NEVER_IN_PURE
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("library", sorted(ONLY_IN))
+def test_libraries_stay_where_they_belong(library: str):
+    """Each heavy library has one home."""
+    bad = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in python_files(*SOURCES)
+        if not name_of(path).startswith(ONLY_IN[library])
+        for line, module in imports(path)
+        if module.partition(".")[0] == library
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_no_file_and_no_function_is_too_long():
+    """A file is one noun, at most 500 lines; a function at most 60."""
+    bad = []
+    for path in python_files(*PRODUCT):
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > FILE_LINES_MAX:
+            bad.append(f"{name_of(path)} has {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    bad.append(f"{name_of(path)}:{node.lineno} {node.name} has {length} lines")
+    assert not bad, "\n".join(bad)
+
+
+def test_no_error_is_swallowed_and_no_junk_drawer_exists():
+    """No bare ``except: pass``, no module called utils or common."""
+    bad = []
+    for path in python_files(*PRODUCT):
+        if path.stem in ("utils", "common", "helpers", "misc"):
+            bad.append(f"{name_of(path)}: a helper belongs to a noun")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                broad = node.type is None or (
+                    isinstance(node.type, ast.Name)
+                    and node.type.id in ("Exception", "BaseException")
+                )
+                if broad and all(isinstance(s, ast.Pass) for s in node.body):
+                    bad.append(f"{name_of(path)}:{node.lineno} swallows every error")
+    assert not bad, "\n".join(bad)
+
+
+def test_examples_are_short():
+    """An example is read as a tutorial: at most 80 lines."""
+    bad = [
+        f"{name_of(p)} has {p.read_text().count(chr(10))} lines"
+        for p in python_files("examples")
+        if p.name != "demo.py" and p.read_text().count("\n") > 80
+    ]
+    assert not bad, "\n".join(bad)
