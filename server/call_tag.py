@@ -1,4 +1,4 @@
-"""What the gateway tells an engine about a call, on headers that stock vLLM carries to its scheduler.
+"""What the gateway tells an engine about a call, on headers stock vLLM carries to its scheduler.
 
 Two values travel: ``X-Session-ID`` names the program, sealed with a key that only the gateway and
 its engines hold, so that a client who reaches an engine cannot join somebody's program; it is the

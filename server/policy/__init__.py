@@ -1,1 +1,1 @@
-"""The scheduling policy: pure Python, time passed in, the same objects live and in the simulator."""
+"""The scheduling policy: pure Python, time passed in, the same objects live and simulated."""
