@@ -21,7 +21,7 @@ class EngineState(enum.Enum):
 
 
 class EngineAddress(NamedTuple):
-    """Where an engine's HTTP server listens: a unix socket if ``uds`` is set, else host and port."""
+    """Where an engine listens: a unix socket if ``uds`` is set, else host and port."""
 
     uds: str | None
     host: str
