@@ -17,7 +17,7 @@ $(STAMP):
 	@echo "· making the virtual environment $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "· installing the locked packages (about 4 GB with vLLM, 2 to 4 minutes the first time)"
-	@$(BIN)/pip install --quiet --no-deps --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install -qq --no-deps --disable-pip-version-check -r requirements.lock
 	@echo "· building autellix and its native module"
 	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -Ccmake.define.AUTELLIX_WERROR=ON -e .
 	@rm -f $(VENV)/.installed-*
