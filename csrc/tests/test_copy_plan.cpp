@@ -1,17 +1,8 @@
 // A plain executable: exits 0 when every check holds.
-#include <cstdio>
-#include <cstdlib>
 #include <stdexcept>
 
 #include "autellix/copy_plan.hpp"
-
-#define CHECK(condition)                                              \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                   \
-    }                                                                 \
-  } while (false)
+#include "check.hpp"
 
 int main() {
   CHECK(autellix::plan_runs({}, 8).empty());
@@ -20,12 +11,6 @@ int main() {
   CHECK(runs[0].first_block == 3 && runs[0].first_slot == 0 && runs[0].count == 3);
   CHECK(runs[1].first_block == 1 && runs[1].first_slot == 3 && runs[1].count == 1);
   CHECK(runs[2].first_block == 7 && runs[2].first_slot == 4 && runs[2].count == 1);
-  bool threw = false;
-  try {
-    (void)autellix::plan_runs({8}, 8);
-  } catch (const std::out_of_range&) {
-    threw = true;
-  }
-  CHECK(threw);
+  CHECK_THROWS(std::out_of_range, (void)autellix::plan_runs({8}, 8));
   return 0;
 }
