@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -26,6 +26,20 @@ class EngineAddress(NamedTuple):
     uds: str | None
     host: str
     port: int
+
+
+class CallInfo(NamedTuple):
+    """What the choice of an engine may look at; ``place`` is called with this and the ready engines."""
+
+    call_id: str
+    program_id: str
+    thread: int
+    path: str
+    model: str | None
+    prompt_bytes: int
+    prompt_tokens: int | None  # exact, if the client sent token ids
+    home: str | None  # the engine of the program's latest call
+    loads: Mapping[str, int]  # calls in flight by engine id; an engine without any may be missing
 
 
 class Engine(Protocol):
