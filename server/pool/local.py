@@ -1,0 +1,304 @@
+"""An engine that is a child of this process: started, watched, restarted, and ended for certain.
+
+States: STARTING until ``/health`` answers; READY; FROZEN while its progress watch says so (it gets
+no call, and comes back by itself, or is killed after ``frozen_kill_s``); DEAD between an end nobody
+asked for and the next start, and for good once starting failed too often. `LocalEngine.run` is the
+whole life; its end, by cancellation too, leaves no process of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..clock import Clock
+from ..engine.launch import ENV_RUN, EngineCommand, EngineRun
+from ..types import EngineAddress, EngineState
+from . import guard
+from .probe import ask
+from .process import ChildProcess
+from .vitals import Vitals
+
+_log = logging.getLogger("autellix.pool")
+
+_GUARD_FILE: Final = Path(guard.__file__)
+_LOG_LINES_KEPT: Final = 200
+_PROGRESS_AFTER_S: Final = 3.0
+_PROGRESS_EVERY_S: Final = 10.0
+_STARTING_POLL_S: Final = 0.2
+_GUARD_CLEARS_S: Final = 8.0
+
+
+class EngineFailedError(Exception):
+    """An engine does not start, or ends again and again; the pool goes on without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """How an engine process is looked after."""
+
+    folder: Path  # private to this user
+    channel_endpoint: str | None
+    channel_key: bytes
+    start_timeout_s: float
+    restart_limit: int
+    healthy_after_s: float
+    backoff_s_min: float
+    backoff_s_max: float
+    stop_grace_s: float
+    frozen_kill_s: float
+    show_engine_log: bool
+
+
+class LocalEngine:
+    """One vLLM replica of our own.
+
+    Args:
+        engine_id: Its name in the pool.
+        command: How to start it, given what differs from start to start.
+        settings: How it is looked after.
+        vitals: Its pulse.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        command: Callable[[EngineRun], EngineCommand],
+        settings: LocalSettings,
+        vitals: Vitals,
+        clock: Clock,
+    ) -> None:
+        self._engine_id = engine_id
+        self._command = command
+        self._settings = settings
+        self._vitals = vitals
+        self._clock = clock
+        self._state = EngineState.STARTING
+        self._api_key = secrets.token_hex(24)
+        self._uds = str(settings.folder / f"{engine_id}.sock")
+        self._lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)
+        self._stopping = asyncio.Event()
+        self.starts = 0
+        self.session: int | None = None  # of the running engine's processes: its guard's id
+        self.on_state: Callable[[LocalEngine], None] = lambda _engine: None
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name in the pool."""
+        return self._engine_id
+
+    @property
+    def address(self) -> EngineAddress:
+        """The unix socket; the same for every start."""
+        return EngineAddress(self._uds, "", 0)
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that only this pool knows."""
+        return self._api_key
+
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life."""
+        return self._state
+
+    def look_now(self) -> None:
+        """Somebody failed to talk to the engine: probe it at once."""
+        self._vitals.look_now()
+
+    def drain(self) -> None:
+        """Give it no new calls."""
+        if self._state in (EngineState.READY, EngineState.FROZEN):
+            self._enter(EngineState.DRAINING)
+
+    def stop(self) -> None:
+        """End it in good order; `run` returns when it is gone."""
+        self._stopping.set()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines the engine wrote."""
+        return "\n".join(list(self._lines)[-lines:])
+
+    async def run(self) -> None:
+        """Keep the engine alive until `stop`.
+
+        Raises:
+            EngineFailedError: its first start failed, or ``restart_limit`` starts in a row did not
+                last ``healthy_after_s``.
+        """
+        failures = 0
+        ever_ready = False
+        while not self._stopping.is_set():
+            self._enter(EngineState.STARTING)
+            began_s = self._clock.now_s()
+            ended = await self._live_once()
+            if self._stopping.is_set():
+                break
+            ever_ready = ever_ready or ended.was_ready
+            lived_s = self._clock.now_s() - began_s
+            failures = (
+                1
+                if ended.was_ready and lived_s >= self._settings.healthy_after_s
+                else (failures + 1)
+            )
+            self._enter(EngineState.DEAD)
+            _log.error("engine %s ended: %s", self.engine_id, ended.why)
+            if not ever_ready or failures >= self._settings.restart_limit:
+                raise EngineFailedError(f"engine {self.engine_id}: {ended.why}\n{self.log_tail()}")
+            wait_s = min(
+                self._settings.backoff_s_min * 2 ** (failures - 1), self._settings.backoff_s_max
+            )
+            _log.warning("engine %s restarts in %.1f s", self.engine_id, wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+        self._enter(EngineState.DEAD)
+
+    def _enter(self, state: EngineState) -> None:
+        if state is not self._state:
+            self._state = state
+            self.on_state(self)
+
+    async def _live_once(self) -> _Ended:
+        """Start the engine, watch it until it ends or is to end, and leave nothing of it."""
+        run_id = secrets.token_hex(12)
+        mark = f"{ENV_RUN}={run_id}"
+        command = self._command(
+            EngineRun(
+                run_id=run_id,
+                uds=self._uds,
+                api_key=self._api_key,
+                parent_pid=os.getpid(),
+                channel_endpoint=self._settings.channel_endpoint,
+                channel_key=self._settings.channel_key,
+            )
+        )
+        self._remove_socket()
+        self.starts += 1
+        process = ChildProcess(
+            (
+                *(sys.executable, "-I", "-S", str(_GUARD_FILE)),
+                *(str(self._settings.folder), str(self._settings.stop_grace_s), mark),
+                *command.argv,
+            ),
+            {**os.environ, **command.env},
+            self._note_line,
+        )
+        self.session = process.pid
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            return await self._watch(process.ended, stopping)
+        finally:
+            stopping.cancel()
+            await asyncio.shield(self._end(process, mark))
+            self.session = None
+
+    async def _watch(self, ending: asyncio.Future[int], stopping: asyncio.Task[bool]) -> _Ended:
+        """Wait for readiness, then look at the vitals until something ends."""
+        why = await self._until_ready(ending, stopping)
+        if why is not None:
+            return _Ended(why, was_ready=False)
+        self._enter(EngineState.READY)
+        self._vitals.begin()
+        frozen_since_s: float | None = None
+        while True:
+            looking = asyncio.create_task(self._vitals.look(self.address, self._api_key))
+            await asyncio.wait((looking, ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not looking.done():
+                looking.cancel()
+            if stopping.done():
+                return _Ended("asked to stop", was_ready=True)
+            if ending.done():
+                return _Ended(_status(ending.result()), was_ready=True)
+            reason = looking.result()
+            if reason is None:
+                frozen_since_s = None
+                if self._state is EngineState.FROZEN:
+                    _log.warning("engine %s moves again", self.engine_id)
+                    self._enter(EngineState.READY)
+                continue
+            now_s = self._clock.now_s()
+            if frozen_since_s is None:
+                frozen_since_s = now_s
+                _log.error("engine %s is frozen: %s", self.engine_id, reason)
+                self._enter(EngineState.FROZEN)
+            elif now_s - frozen_since_s > self._settings.frozen_kill_s:
+                return _Ended(f"frozen, then killed: {reason}", was_ready=True)
+
+    async def _until_ready(
+        self, ending: asyncio.Future[int], stopping: asyncio.Task[bool]
+    ) -> str | None:
+        """Return None once ``/health`` answers 200, else why it never did."""
+        began_s = self._clock.now_s()
+        say_at_s = began_s + _PROGRESS_AFTER_S
+        while True:
+            answer = await ask(self.address, "/health", api_key=self._api_key, deadline_s=2.0)
+            now_s = self._clock.now_s()
+            if answer is not None and answer.status == 200:
+                _log.info("engine %s is ready after %.1f s", self.engine_id, now_s - began_s)
+                return None
+            if now_s - began_s > self._settings.start_timeout_s:
+                return f"not ready after {self._settings.start_timeout_s:.0f} s"
+            if now_s >= say_at_s:
+                say_at_s = now_s + _PROGRESS_EVERY_S
+                _log.info("engine %s is loading, %.0f s so far", self.engine_id, now_s - began_s)
+            await asyncio.wait(
+                (ending, stopping), timeout=_STARTING_POLL_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stopping.done():
+                return "asked to stop"
+            if ending.done():
+                return f"{_status(ending.result())} before it was ready"
+
+    async def _end(self, process: ChildProcess, mark: str) -> None:
+        """End the guard, and the engine with it; then make sure."""
+        process.ask_to_stop()
+        limit_s = self._settings.stop_grace_s + _GUARD_CLEARS_S
+        await asyncio.wait((process.ended,), timeout=limit_s)
+        if not process.ended.done():
+            _log.error("the guard of engine %s hangs and is killed", self.engine_id)
+            process.kill()
+            await process.ended
+        # The guard itself may have been killed: then nobody cleared up.
+        loop = asyncio.get_running_loop()
+        end_s = self._clock.now_s() + _GUARD_CLEARS_S
+        while await loop.run_in_executor(None, guard.kill_engine, process.pid, mark):
+            if self._clock.now_s() > end_s:
+                _log.error("processes of engine %s cannot be killed", self.engine_id)
+                break
+            await asyncio.sleep(0.02)
+        process.close()
+        self._remove_socket()
+
+    def _remove_socket(self) -> None:
+        Path(self._uds).unlink(missing_ok=True)
+
+    def _note_line(self, line: str) -> None:
+        """Keep the engine's last lines, and pass them on if asked to."""
+        self._lines.append(line)
+        if self._settings.show_engine_log:
+            _log.info("[%s] %s", self.engine_id, line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How one life of an engine ended."""
+
+    why: str
+    was_ready: bool
+
+
+def _status(code: int) -> str:
+    """Return an exit status in words."""
+    if code < 0 or code > 128:
+        return f"killed by signal {-code if code < 0 else code - 128}"
+    return f"exited with status {code}"
