@@ -20,6 +20,8 @@ PURE = (
     "server/policy",
     "server/swap",
     "server/process_table.py",
+    "server/program.py",
+    "server/accounts.py",
     "server/identity.py",
     "server/types.py",
     "server/call_tag.py",

@@ -1,0 +1,255 @@
+"""One program of the process table: its threads, its calls, and where it is in its life.
+
+Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from autellix import wire
+
+from .accounts import Account, Cost
+
+THREADS_MAX: Final = 1024  # per program; the oldest thread without a call in flight gives way
+UNCONSUMED_MAX: Final = 1024
+RECENT_CALLS_MAX: Final = 256  # client call ids by which a retry is recognised
+ENGINES_MAX: Final = 64
+LABELS_MAX: Final = 1024
+IDLE_AFTER_S: Final = 10.0
+
+
+class ProgramState(enum.Enum):
+    """Where a program is in its life."""
+
+    ACTIVE = "active"  # a call is in flight
+    TOOL_WAIT = "tool_wait"  # the latest call ended a moment ago; the next is to be expected
+    IDLE = "idle"  # open, nothing to be seen of it
+    DRAINING = "draining"  # ended by its owner, with calls still in flight
+    ENDED = "ended"  # a tombstone, kept for late calls and reports
+    EXPIRED = "expired"  # a tombstone of a program that nobody ended
+
+
+class CallKey(NamedTuple):
+    """A call by its place: the thread, and its number in it."""
+
+    thread: int
+    seq: int
+
+
+class Arrival(NamedTuple):
+    """What is known of a call when it arrives. Only ``scope`` is always there."""
+
+    scope: str  # whose key it came with; the same session under another key is another program
+    session: str | None = None  # None: untagged, a program of its own
+    thread: int | None = None
+    thread_label: str | None = None  # for families whose threads have names
+    parent: wire.ParentCall | None = None
+    parent_session: str | None = None
+    seq: int | None = None
+    client_call: str | None = None
+    attempt: int = 0  # retries before this one
+    node: str | None = None
+    conversation: str | None = None
+    client: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One attempt of one LLM call."""
+
+    call_id: str
+    program: Program
+    key: CallKey
+    begun_s: float
+    parents: tuple[CallKey, ...]
+    attempt: int = 0
+    engine_id: str | None = None
+    ended: bool = False
+    superseded: bool = False  # a later attempt has taken its place
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """A chain of calls inside a program."""
+
+    number: int
+    parent: wire.ParentCall | None
+    calls_begun: int = 0
+    calls_ended: int = 0
+    next_seq: int = 0
+    last_call: CallKey | None = None
+    parents: tuple[CallKey, ...] = ()  # of its latest call
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One run of an agent."""
+
+    program_id: str
+    scope: str
+    session: str | None
+    name: str
+    arrival_s: float
+    account: Account
+    lease_until_s: float
+    last_call_s: float
+    conversation: str | None = None
+    parent_session: str | None = None
+    opener: dict[str, Any] | None = None  # what the owner said at the start
+    ended_s: float | None = None
+    end_reason: str | None = None
+    expired: bool = False
+    completed_s: float | None = None  # the end of its latest call
+    in_flight: int = 0
+    calls_begun: int = 0
+    calls_ended: int = 0
+    calls_retried: int = 0
+    calls_late: int = 0  # begun after the end of the program
+    calls_reported: int = 0
+    wait_s: float = 0.0
+    level: int | None = None
+    preemptions: int = 0
+    swaps: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    output_tokens: int = 0
+    home: str | None = None
+    engines: dict[str, int] = field(default_factory=dict)
+    levels: dict[int, int] = field(default_factory=dict)
+    threads: dict[int, Thread] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    unconsumed: dict[CallKey, None] = field(default_factory=dict)
+    recent: OrderedDict[str, Call] = field(default_factory=OrderedDict)
+
+    def state(self, now_s: float) -> ProgramState:
+        """Return where the program is in its life."""
+        if self.ended_s is not None:
+            return ProgramState.DRAINING if self.in_flight else ProgramState.ENDED
+        if self.in_flight:
+            return ProgramState.ACTIVE
+        if self.expired:
+            return ProgramState.EXPIRED
+        if self.completed_s is not None and now_s - self.completed_s < IDLE_AFTER_S:
+            return ProgramState.TOOL_WAIT
+        return ProgramState.IDLE
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it is over and only remembered."""
+        return not self.in_flight and (self.ended_s is not None or self.expired)
+
+    def thread_of(self, arrival: Arrival) -> Thread:
+        """Return the thread that a call belongs to, made if it is new."""
+        number = arrival.thread
+        if number is None:
+            number = self._labelled(arrival.thread_label) if arrival.thread_label else 0
+        thread = self.threads.get(number)
+        if thread is None:
+            if len(self.threads) >= THREADS_MAX:
+                self._forget_a_thread()
+            thread = self.threads[number] = Thread(number, arrival.parent)
+        elif thread.parent is None and arrival.parent is not None:
+            thread.parent = arrival.parent
+        return thread
+
+    def parents_of_next(self, thread: Thread) -> tuple[CallKey, ...]:
+        """Return, and consume, the calls that happened before the next one of ``thread``.
+
+        They are the thread's latest call and the completed calls of the threads below it that no
+        call has consumed yet; for the first call of a child thread, the call it was forked at.
+        """
+        number = thread.number
+        joined = [k for k in self.unconsumed if k.thread != number and self._below(k, number)]
+        for key in joined:
+            del self.unconsumed[key]
+        if thread.last_call is not None:
+            self.unconsumed.pop(thread.last_call, None)
+            return (thread.last_call, *joined)
+        if thread.parent is not None and thread.parent.seq > 0:
+            return (CallKey(thread.parent.thread, thread.parent.seq - 1), *joined)
+        return tuple(joined)
+
+    def note_completed(self, key: CallKey) -> None:
+        """Remember a completed call until a later one consumes it."""
+        while len(self.unconsumed) >= UNCONSUMED_MAX:
+            del self.unconsumed[next(iter(self.unconsumed))]
+        self.unconsumed[key] = None
+
+    def note_recent(self, client_call: str, call: Call) -> None:
+        """Remember a call by the id its client gave it."""
+        self.recent[client_call] = call
+        while len(self.recent) > RECENT_CALLS_MAX:
+            self.recent.popitem(last=False)
+
+    def view(self, now_s: float) -> dict[str, Any]:
+        """Return the program as a row of JSON; times are ages in seconds."""
+        end_s = self.completed_s if self.is_tombstone and self.completed_s is not None else now_s
+        return {
+            "program_id": self.program_id,
+            "session": self.session,
+            "name": self.name,
+            "state": self.state(now_s).value,
+            "reason": self.end_reason,
+            "conversation": self.conversation,
+            "parent_session": self.parent_session,
+            "calls": self.calls_begun,
+            "calls_ended": self.calls_ended,
+            "calls_in_flight": self.in_flight,
+            "calls_retried": self.calls_retried,
+            "calls_late": self.calls_late,
+            "calls_by_wall_time": max(0, self.calls_ended - self.calls_reported),
+            "service_s": round(self.account.service_s, 6),
+            "wait_s": round(self.wait_s, 6),
+            "level": self.level,
+            "levels": {str(k): v for k, v in sorted(self.levels.items())},
+            "preemptions": self.preemptions,
+            "swaps": self.swaps,
+            "prompt_tokens": self.prompt_tokens,
+            "hit_tokens": self.hit_tokens,
+            "output_tokens": self.output_tokens,
+            "home": self.home,
+            "engines": dict(self.engines),
+            "age_s": round(now_s - self.arrival_s, 6),
+            "response_s": round(end_s - self.arrival_s, 6),
+            "threads": [
+                {
+                    "thread": thread.number,
+                    "parent": list(thread.parent) if thread.parent else None,
+                    "calls": thread.calls_begun,
+                    "calls_ended": thread.calls_ended,
+                    "last_parents": [list(key) for key in thread.parents],
+                }
+                for thread in sorted(self.threads.values(), key=lambda thread: thread.number)
+            ],
+        }
+
+    def _labelled(self, label: str) -> int:
+        number = self.labels.get(label)
+        if number is None:
+            if len(self.labels) >= LABELS_MAX:
+                del self.labels[next(iter(self.labels))]
+            number = self.labels[label] = max([0, *self.labels.values(), *self.threads]) + 1
+        return number
+
+    def _below(self, key: CallKey, ancestor: int) -> bool:
+        """Return whether ``key`` lies in the subtree of ``ancestor``."""
+        thread = self.threads.get(key.thread)
+        for _ in range(len(self.threads)):  # a client may claim a ring of parents
+            if thread is None or thread.parent is None:
+                return False
+            if thread.parent.thread == ancestor:
+                return True
+            thread = self.threads.get(thread.parent.thread)
+        return False
+
+    def _forget_a_thread(self) -> None:
+        for number, thread in self.threads.items():
+            if number and thread.calls_begun == thread.calls_ended:
+                del self.threads[number]
+                return
+        del self.threads[next(iter(self.threads))]
