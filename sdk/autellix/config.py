@@ -1,0 +1,158 @@
+"""The settings: from arguments, else the environment, else by default; and which origins count.
+
+Tags name a program, so they go only where the user wants them: to configured origins, or, when
+nothing is configured, to hosts that cannot be a public provider (loopback, private networks, and
+single-label names such as a service in a cluster).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from .errors import ConfigError
+
+SCOPES: Final = ("auto", "process", "explicit")
+HOOKS: Final = ("openai", "httpx")
+TIMEOUT_S: Final = 2.0
+ORIGINS_MAX: Final = 256
+_PORTS: Final = {"http": 80, "https": 443}
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+class Origin(NamedTuple):
+    """Where a request goes; the lower-case scheme and host, and the port that is really used."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+class Config(NamedTuple):
+    """The settings in force; immutable, replaced as a whole."""
+
+    base_url: str | None = None
+    api_key: str | None = None
+    enabled: bool = True
+    scope: str = "auto"
+    origins: tuple[str, ...] = ()
+    threads: bool = True
+    patch: tuple[str, ...] = HOOKS
+    lifecycle: bool = True
+    timeout_s: float = TIMEOUT_S
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Config:
+    """Return the settings that the environment asks for; a bad value counts as absent.
+
+    ``import autellix`` reads this, so nothing here may raise.
+    """
+    env = os.environ if environ is None else environ
+    scope = env.get("AUTELLIX_SCOPE", "auto").lower()
+    return Config(
+        base_url=env.get("AUTELLIX_BASE_URL") or None,
+        api_key=env.get("AUTELLIX_API_KEY") or None,
+        enabled=env.get("AUTELLIX_ENABLED", "1").strip().lower() not in _FALSE,
+        scope=scope if scope in SCOPES else "auto",
+        origins=tuple(o.strip() for o in env.get("AUTELLIX_ORIGINS", "").split(",") if o.strip()),
+    )
+
+
+def check(config: Config) -> Config:
+    """Return ``config`` unchanged.
+
+    Raises:
+        ConfigError: A field cannot be meant; it is named with what is allowed.
+    """
+    if config.scope not in SCOPES:
+        raise ConfigError(f"scope={config.scope!r}: allowed are {', '.join(SCOPES)}")
+    for hook in config.patch:
+        if hook not in HOOKS:
+            raise ConfigError(f"patch={hook!r}: allowed are {', '.join(HOOKS)}")
+    if not config.timeout_s > 0:
+        raise ConfigError(f"timeout={config.timeout_s!r}: a number of seconds above 0")
+    for url in (config.base_url, *config.origins):
+        if url is not None and url != "*" and origin_of(url) is None:
+            raise ConfigError(f"{url!r} is no URL such as http://host:8000")
+    return config
+
+
+def origin_of(url: str) -> Origin | None:
+    """Return the origin of ``url``, or None if it has no scheme and host we know.
+
+    >>> origin_of("http://Host:8000/v1/models")
+    Origin(scheme='http', host='host', port=8000)
+    """
+    scheme, found, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not found or scheme not in _PORTS:
+        return None
+    netloc = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
+    host, port = netloc, ""
+    if netloc.startswith("["):
+        host, _, port = netloc[1:].partition("]")
+        port = port.lstrip(":")
+    elif ":" in netloc:
+        host, _, port = netloc.rpartition(":")
+    if not host or (port and not (port.isascii() and port.isdigit())):
+        return None
+    return Origin(scheme, host.lower(), int(port) if port else _PORTS[scheme])
+
+
+def default_port(scheme: str) -> int:
+    """Return the port of a URL that names none."""
+    return _PORTS.get(scheme, 0)
+
+
+def base_url_of(config: Config) -> str | None:
+    """Return where the user's server is: our own setting, else the OpenAI client's."""
+    return config.base_url or os.environ.get("OPENAI_BASE_URL") or None
+
+
+class Origins:
+    """Decides which origins get tags; a decision is made once per origin."""
+
+    def __init__(self, config: Config) -> None:
+        wanted: Iterable[str] = config.origins
+        self._all = "*" in config.origins
+        named = [origin_of(o) for o in wanted if o != "*"]
+        if config.base_url is not None:
+            named.append(origin_of(config.base_url))
+        self._named = frozenset(o for o in named if o is not None)
+        self._local_too = config.base_url is None
+        self._known: dict[tuple[str, str, int], bool] = {}
+
+    def allow(self, scheme: str, host: str, port: int | None) -> bool:
+        """Return whether a request there may carry tags; ``port`` None means the scheme's own."""
+        key = (scheme, host, port or 0)
+        known = self._known.get(key)
+        if known is None:
+            known = self._decide(Origin(scheme, host.lower(), port or default_port(scheme)))
+            if len(self._known) < ORIGINS_MAX:
+                self._known[key] = known
+        return known
+
+    def _decide(self, origin: Origin) -> bool:
+        if self._all or origin in self._named:
+            return True
+        return self._local_too and is_local(origin.host)
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is loopback, a private address or a single-label name.
+
+    >>> [is_local(h) for h in ("127.0.0.1", "10.1.2.3", "vllm", "api.openai.com", "8.8.8.8")]
+    [True, True, True, False, False]
+    """
+    if not host:
+        return False
+    if ":" in host or host.replace(".", "").isdigit():
+        import ipaddress
+
+        try:
+            address = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        return address.is_loopback or address.is_private or address.is_link_local
+    return "." not in host.rstrip(".") or host.endswith((".localhost", ".local", ".internal"))

@@ -1,0 +1,3 @@
+"""Tests of the SDK."""
+
+from __future__ import annotations
