@@ -37,10 +37,23 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    is_derived: bool = False,
+    is_secret: bool = False,
 ) -> Any:
-    """Return a dataclass field with its help and its range, both ends included."""
+    """Return a dataclass field with its help and its range, both ends included.
+
+    A derived setting follows from others: it has no flag, no variable and no key. A secret one is
+    never printed.
+    """
     return field(
-        default=default, metadata={"help": help_text, "minimum": minimum, "maximum": maximum}
+        default=default,
+        metadata={
+            "help": help_text,
+            "minimum": minimum,
+            "maximum": maximum,
+            "is_derived": is_derived,
+            "is_secret": is_secret,
+        },
     )
 
 
@@ -53,7 +66,9 @@ class ServeConfig:
     policy: Policy = setting("program", "who goes first; see docs/operations.md")
     replicas: int = setting(1, "engines to start on this machine", minimum=0, maximum=64)
     engine_url: tuple[str, ...] = setting((), "http://HOST:PORT of engines that run elsewhere")
-    engine_api_key: str = setting("", "key of the engines that run elsewhere, if they want one")
+    engine_api_key: str = setting(
+        "", "key of the engines that run elsewhere, if they want one", is_secret=True
+    )
     log_level: typing.Literal["debug", "info", "warning", "error"] = setting(
         "info", "how much to say"
     )
@@ -84,14 +99,6 @@ class PoolConfig:
     stop_grace_s: float = setting(8.0, "time an engine has to end in good order", minimum=0)
     drain_s: float = setting(30.0, "time running calls have to end at a stop", minimum=0)
     kv_cache_gib: int = setting(1, "KV cache of an engine on the CPU, GiB", minimum=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """All settings of one server, without those of the gateway, which brings its own section."""
-
-    serve: ServeConfig = field(default_factory=ServeConfig)
-    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 def load(
@@ -142,7 +149,7 @@ def add_flags(parser: argparse.ArgumentParser, config_type: type) -> None:
     """Give ``parser`` a flag for every setting; values stay text, `load` checks them."""
     for section, section_type in _sections(config_type).items():
         group = parser.add_argument_group(section)
-        for item in dataclasses.fields(section_type):
+        for item in _settable(section_type):
             flag = "--" + _dest(section, item.name).replace("_", "-")
             shown = _shown(item.default)
             # argparse formats the help text with %
@@ -166,9 +173,9 @@ def describe(config: Any) -> str:
     for section in dataclasses.fields(config):
         lines.append(f"[{section.name}]")
         part = getattr(config, section.name)
-        for item in dataclasses.fields(part):
+        for item in _settable(part):
             value = getattr(part, item.name)
-            is_secret = "key" in item.name.split("_") and value
+            is_secret = bool(value) and item.metadata.get("is_secret", False)
             lines.append(f"{item.name} = {_shown('(hidden)' if is_secret else value)}")
     return "\n".join(lines)
 
@@ -192,8 +199,12 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+def _settable(section_type: type) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(section_type) if not f.metadata.get("is_derived")]
+
+
 def _names(section_type: type) -> tuple[str, ...]:
-    return tuple(item.name for item in dataclasses.fields(section_type))
+    return tuple(item.name for item in _settable(section_type))
 
 
 def _dest(section: str, name: str) -> str:

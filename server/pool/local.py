@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..clock import Clock
 from ..engine.launch import ENV_RUN, EngineCommand, EngineRun
@@ -88,9 +88,10 @@ class LocalEngine:
         self._uds = str(settings.folder / f"{engine_id}.sock")
         self._lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)
         self._stopping = asyncio.Event()
+        self._is_draining = False
         self.starts = 0
         self.session: int | None = None  # of the running engine's processes: its guard's id
-        self.on_state: Callable[[LocalEngine], None] = lambda _engine: None
+        self.on_state: Callable[[Any], None] = lambda _engine: None
 
     @property
     def engine_id(self) -> str:
@@ -117,7 +118,8 @@ class LocalEngine:
         self._vitals.look_now()
 
     def drain(self) -> None:
-        """Give it no new calls."""
+        """Give it no new calls, whether it is ready now or will be."""
+        self._is_draining = True
         if self._state in (EngineState.READY, EngineState.FROZEN):
             self._enter(EngineState.DRAINING)
 
@@ -164,6 +166,8 @@ class LocalEngine:
         self._enter(EngineState.DEAD)
 
     def _enter(self, state: EngineState) -> None:
+        if self._is_draining and state in (EngineState.READY, EngineState.FROZEN):
+            state = EngineState.DRAINING
         if state is not self._state:
             self._state = state
             self.on_state(self)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from autellix.errors import ConfigError
@@ -56,7 +56,7 @@ class RemoteEngine:
         self._vitals = vitals
         self._state = EngineState.STARTING
         self._stopping = asyncio.Event()
-        self.on_state: Callable[[RemoteEngine], None] = lambda _engine: None
+        self.on_state: Callable[[Any], None] = lambda _engine: None
 
     @property
     def engine_id(self) -> str:

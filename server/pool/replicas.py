@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 from ..types import Engine, EngineState
 from .local import EngineFailedError
@@ -20,6 +20,9 @@ ENGINES_MAX: Final = 256
 
 class PooledEngine(Engine, Protocol):
     """An engine with a life that the pool runs."""
+
+    #: Called by the engine at each change of its state.
+    on_state: Callable[[Any], None]
 
     def look_now(self) -> None:
         """Probe it at once."""
@@ -52,6 +55,7 @@ class Pool:
         self._stagger_s = stagger_s
         self._given_up: dict[str, str] = {}  # engine → why
         self._failed = asyncio.Event()
+        self._ready = asyncio.Event()
         self._is_stopping = False
 
     def all(self) -> Sequence[PooledEngine]:
@@ -74,6 +78,7 @@ class Pool:
         if len(self._engines) >= ENGINES_MAX:
             raise ValueError(f"a pool holds at most {ENGINES_MAX} engines")
         self._engines[engine.engine_id] = engine
+        engine.on_state = self._note_state
         self._lives[engine.engine_id] = asyncio.create_task(
             self._live(engine, delay_s), name=f"engine {engine.engine_id}"
         )
@@ -101,6 +106,10 @@ class Pool:
         await self._failed.wait()
         return "; ".join(self._given_up.values())
 
+    async def first_ready(self) -> None:
+        """Return once some engine has been ready."""
+        await self._ready.wait()
+
     def drain(self) -> None:
         """Give no engine new calls."""
         for engine in self._engines.values():
@@ -113,6 +122,10 @@ class Pool:
             engine.stop()
         if self._lives:
             await asyncio.wait(self._lives.values())
+
+    def _note_state(self, engine: PooledEngine) -> None:
+        if engine.state is EngineState.READY:
+            self._ready.set()
 
     async def _live(self, engine: PooledEngine, delay_s: float) -> None:
         """Run one engine's life and note how it ended."""
@@ -129,8 +142,3 @@ class Pool:
             self._given_up[engine.engine_id] = f"a bug of the pool: {error!r}"
         if len(self._given_up) == len(self._engines) and not self._is_stopping:
             self._failed.set()
-
-
-def ready_count(engines: Sequence[Engine]) -> int:
-    """Return how many engines take calls now."""
-    return sum(engine.state is EngineState.READY for engine in engines)
