@@ -7,10 +7,13 @@ it off.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os as _os
 
-from .runtime import VERSION as __version__
-from .runtime import get_runtime as _get_runtime
+from .finder import wait as _wait
+
+TYPE_CHECKING = False  # what type checkers take for true, without importing typing
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .carrier import attach, inject
@@ -55,22 +58,26 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
-        """Load a public name from its module."""
+    def __getattr__(name):
+        """Load a public name from its module, and put the hooks in place."""
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        from .arming import arm
+
+        arm()
         value = getattr(import_module(f".{home}", __name__), name)
         globals()[name] = value
         return value
 
-    def __dir__() -> list[str]:
+    def __dir__():
         return sorted(__all__)
 
 
-if not _get_runtime().is_off:
+_off = _os.environ.get("AUTELLIX_ENABLED", "1").strip().lower() in ("0", "false", "no", "off")
+if not _off and _wait():  # a client was imported before us
     from .arming import arm as _arm
 
     _arm()

@@ -1,7 +1,8 @@
-"""Puts the hooks in place, lazily: nothing is imported for it, and nothing happens before it must.
+"""Puts the hooks in place, and takes them away.
 
-A finder at the front of ``sys.meta_path`` waits for the modules in ``_TARGETS``. It lets the other
-finders find the module and only adds a step after it has run; the loader stays what it was.
+Nothing is imported for it: a module that is not there yet is patched when the finder says that it
+has run. Methods are patched, classes never replaced, and each patch is marked, so that none is put
+on twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from . import threads
+from . import finder, threads
 from .hooks import MARK, wrap_async_send, wrap_build_request, wrap_send
 from .runtime import get_runtime
 
@@ -36,59 +37,30 @@ _TARGETS: Final[dict[str, tuple[tuple[str, str, str, Wrapper], ...]]] = {
     "threading": (("threads", "Thread", "start", threads.wrap_start),),
 }
 
+_armed = False
 _patched: list[tuple[type, str, Any, Any]] = []
 _lock = threading.RLock()
 
 
-class _Finder:
-    """Finds nothing itself; makes the modules we wait for tell us when they have run."""
-
-    def __init__(self) -> None:
-        self._asked = threading.local()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that the other finders have for a module we wait for, else None."""
-        if name not in _TARGETS or getattr(self._asked, "now", False):
-            return None
-        self._asked.now = True
-        try:
-            for finder in list(sys.meta_path):
-                find = getattr(finder, "find_spec", None)
-                spec = find(name, path, target) if find and finder is not self else None
-                if spec is not None:
-                    _watch(spec.loader, name)
-                    return spec
-        finally:
-            self._asked.now = False
-        return None
-
-
-def _watch(loader: Any, name: str) -> None:
-    """Patch module ``name`` once ``loader`` has run it; leaves the loader as it was then."""
-    execute = getattr(loader, "exec_module", None)
-    if execute is None:
-        return
-
-    def exec_module(module: Any) -> None:
-        vars(loader).pop("exec_module", None)
-        execute(module)
-        patch_module(name, module)
-
+def module_ran(name: str, module: Any) -> None:
+    """A watched module has run: the rest of the SDK is wanted now. Never raises into the import."""
     try:
-        loader.exec_module = exec_module
-    except AttributeError:  # a loader that cannot be told: the other net has to do
-        get_runtime().hooks[name] = "not armed: its loader is fixed"
-
-
-_finder = _Finder()
+        arm()
+        if not get_runtime().is_off:
+            patch_module(name, module)
+    except Exception as error:  # noqa: BLE001 - the user's import must not fail for us
+        get_runtime().note_error(f"arming {name}", error)
 
 
 def arm() -> None:
     """Put every hook in place, or in wait for its module; a second time changes nothing."""
+    global _armed
+    if get_runtime().is_off:
+        return
     with _lock:
-        if _finder not in sys.meta_path:
-            sys.meta_path.insert(0, _finder)
-            _register_fork()
+        _armed = True
+        finder.wait()
+        _register_fork()
         for name in _TARGETS:
             module = sys.modules.get(name)
             if module is not None:
@@ -103,7 +75,7 @@ def patch_module(name: str, module: Any) -> None:
             wanted = runtime.config.threads if setting == "threads" else (
                 setting in runtime.config.patch
             )  # fmt: skip
-            if not wanted or _finder not in sys.meta_path:
+            if not wanted or not _armed:
                 continue
             where = f"{name}.{class_name}.{method}"
             owner = getattr(module, class_name, None)
@@ -127,9 +99,10 @@ def patch_module(name: str, module: Any) -> None:
 
 def disarm() -> None:
     """Take every hook away; one that somebody else has wrapped since stays, and does nothing."""
+    global _armed
     with _lock:
-        if _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
+        _armed = False
+        finder.stop()
         for owner, method, original, patched in reversed(_patched):
             if vars(owner).get(method) is patched:
                 setattr(owner, method, original)
@@ -139,7 +112,7 @@ def disarm() -> None:
 
 def is_armed() -> bool:
     """Return whether the hooks are in place or in wait."""
-    return _finder in sys.meta_path
+    return _armed
 
 
 _fork_registered = False

@@ -11,17 +11,16 @@ import threading
 import weakref
 from typing import Any, Final, NamedTuple
 
-from . import wire
+from . import __version__, wire
 from .branches import Branch
 from .config import Config, Origin, Origins, from_environment
 from .context import Scope, scope_var
 from .node import node_here
 from .sessions import Session, new_id
 
-VERSION: Final = "0.1.0"
 HANDLES_MAX: Final = 1024
 _CLIENTS: Final = {
-    source: f"python/{VERSION};src={source}" for source in ("ctx", "process", "single", "late")
+    source: f"python/{__version__};src={source}" for source in ("ctx", "process", "single", "late")
 }
 
 
