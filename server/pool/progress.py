@@ -77,7 +77,7 @@ class ProgressWatch:
 
     def frozen_reason(self, *, now_s: float) -> str | None:
         """Return why the engine counts as frozen, or None if it does not."""
-        if now_s - self._looked_s > self._limits.floor_s / 2:
+        if now_s - self._looked_s > self._limits.floor_s:
             # This process itself stood still: it saw nothing, so nothing follows from that.
             self._answered_s = max(self._answered_s, now_s)
             self._moved_s = max(self._moved_s, now_s)

@@ -1,0 +1,43 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve_process import ServeProcess, serving
+from tests.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The folder of the tiny random model."""
+    return make_tiny_model()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the real model."""
+    folder = ROOT / "models" / "smollm2"
+    assert (folder / "config.json").exists(), "run `make model` first"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tiny_model: Path, tmp_path_factory) -> Iterator[ServeProcess]:
+    """A server with the tiny model, one for each module of tests."""
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with serving(log, str(tiny_model), "--pool-drain-s", "5") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def smollm2_server(smollm2: Path, tmp_path_factory) -> Iterator[ServeProcess]:
+    """A server with the real model, one for all tests that do it no harm."""
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with serving(log, str(smollm2), "--pool-drain-s", "5") as server:
+        yield server
