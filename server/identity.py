@@ -124,7 +124,7 @@ def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> 
 
 
 def clean_body(body: dict[str, Any]) -> bool:
-    """Take the fields out of ``body`` that only the gateway may set; return whether any was there."""
+    """Remove the fields that only the gateway may set; return whether any was there."""
     changed = False
     for name in ENGINE_FIELDS:
         if name in body:
@@ -192,9 +192,13 @@ def _foreign(family: Family, source: Mapping[str, Any], session: str, scope: str
 def _first(source: Mapping[str, Any], names: Sequence[str]) -> str | None:
     for name in names:
         value = source.get(name)
-        if isinstance(value, str) and value and value.isprintable():
-            if len(value.encode("utf-8", "surrogateescape")) <= VALUE_BYTES_MAX:
-                return value
+        if (
+            isinstance(value, str)
+            and value
+            and value.isprintable()
+            and len(value.encode()) <= VALUE_BYTES_MAX
+        ):
+            return value
     return None
 
 

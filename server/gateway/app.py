@@ -1,16 +1,53 @@
-"""The gateway's application: what is where, and who owns what."""
+"""The gateway's application: what is where, and who owns what.
+
+Only routes in these tables reach an engine. vLLM has others that stop, reload or reconfigure it;
+they are nobody's business but the pool's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from aiohttp import web
+
+from autellix import wire
 
 from .. import types
 from ..clock import Clock
 from ..process_table import ProcessTable
+from . import health, relay, sessions
 from .config import GatewayConfig
+from .errors import ApiError, NotFound
+from .keys import parse_keys
+from .responses import ResponseHomes
+from .state import GATEWAY, Gateway
+from .upstream import CLIENT_BUFFER_BYTES, Connections
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+
+#: Calls: charged to a program. Those that vLLM gives no session to are charged by wall time alone.
+CALL_ROUTES: Final = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
+    "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling", "/classify",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+#: Not calls: answered by any ready engine.
+PLAIN_ROUTES: Final = (
+    ("GET", "/v1/models"), ("GET", "/v1/models/{model:.+}"), ("GET", "/version"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/messages/count_tokens"),
+)  # fmt: skip
+#: About a stored response: answered by the engine that holds it.
+STORED_ROUTES: Final = (
+    ("GET", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def create_app(
@@ -35,8 +72,46 @@ def create_app(
         key: The key that seals program ids; the engines hold the same.
         forget_programs: Told of programs that are over.
         engine_views: Rows for ``GET /autellix/v1/engines``.
+
+    Raises:
+        ConfigError: the keys in ``config`` are malformed.
     """
-    raise NotImplementedError
+    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[_explain_errors])
+    app[GATEWAY] = Gateway(
+        config=config,
+        table=table,
+        engines=engines,
+        place=place,
+        clock=clock,
+        key=key,
+        forget_programs=forget_programs,
+        engine_views=engine_views,
+        tenants=parse_keys(config.api_keys),
+        admins=parse_keys(config.admin_keys),
+        connections=Connections(connect_s=config.connect_s, idle_s=config.upstream_idle_s),
+        homes=ResponseHomes(),
+    )
+    for path in CALL_ROUTES:
+        app.router.add_post(path, relay.relay_call)
+    for method, path in PLAIN_ROUTES:
+        app.router.add_route(method, path, relay.relay_plain)
+    for method, path in STORED_ROUTES:
+        app.router.add_route(method, path, relay.relay_stored)
+    app.router.add_get("/health", health.health)
+    app.router.add_get("/live", health.live)
+    api = wire.API_PREFIX
+    app.router.add_get(f"{api}/info", sessions.info)
+    app.router.add_get(f"{api}/programs", sessions.list_programs)
+    app.router.add_get(f"{api}/engines", sessions.list_engines)
+    app.router.add_get(f"{api}/sessions", sessions.list_sessions)
+    app.router.add_post(f"{api}/sessions", sessions.create_session)
+    app.router.add_post(f"{api}/sessions/heartbeat", sessions.heartbeat)
+    app.router.add_get(f"{api}/sessions/{{session}}", sessions.get_session)
+    app.router.add_put(f"{api}/sessions/{{session}}", sessions.put_session)
+    app.router.add_delete(f"{api}/sessions/{{session}}", sessions.delete_session)
+    app.router.add_post(f"{api}/sessions/{{session}}/heartbeat", sessions.heartbeat_one)
+    app.cleanup_ctx.append(_run)
+    return app
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -44,4 +119,55 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
     A handler is cancelled when its client hangs up, which is what cancels the engine's call.
     """
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=75.0)
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=75.0,
+        max_line_size=16 << 10,
+        max_field_size=16 << 10,
+        shutdown_timeout=5.0,
+    )
+
+
+async def _run(app: web.Application) -> AsyncIterator[None]:
+    """Own the sweeping of the table and the connections to the engines."""
+    gateway = app[GATEWAY]
+    gateway.sweeper = asyncio.create_task(_sweep(gateway), name="gateway sweep")
+    yield
+    gateway.sweeper.cancel()
+    await asyncio.gather(gateway.sweeper, return_exceptions=True)
+    gateway.connections.close()
+
+
+async def _sweep(gateway: Gateway) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        over = gateway.table.sweep(gateway.clock.now_s())
+        if over:
+            gateway.forget_programs(over)
+
+
+@web.middleware
+async def _explain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Answer every error as OpenAI's clients expect it."""
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=CLIENT_BUFFER_BYTES)
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        answer = NotFound(f"{request.method} {request.path[:256]}: {error.reason}").response()
+        answer.set_status(error.status)
+        for name, value in error.headers.items():
+            if name.lower() == "allow":
+                answer.headers[name] = value
+        return answer
+    except ConnectionError:
+        raise  # the client has gone: there is nobody to tell
+    except Exception:  # noqa: BLE001  (logged; the client is told)
+        _log.exception("a mistake in the gateway")
+        return ApiError("the gateway made a mistake; its log says more").response()

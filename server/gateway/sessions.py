@@ -1,0 +1,234 @@
+"""The lifecycle endpoints of the wire protocol: optional for correctness, idempotent, JSON.
+
+A session is opened by its first call, so a start may be late, lost or never sent. An id is scoped
+by API key: the same id under another key is another session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from autellix import wire
+
+from ..process_table import TableFull, program_id_of
+from ..program import Program
+from .errors import BadRequest, Busy, NotFound
+from .request import parse_body, read_body
+from .state import GATEWAY, Gateway, lower_headers
+
+BODY_BYTES_MAX: Final = 64 << 10
+METADATA_BYTES_MAX: Final = 2048
+NAME_CHARS_MAX: Final = 128
+IDS_MAX: Final = 10_000
+ROWS_MAX: Final = 10_000
+REASONS: Final = ("ok", "error", "cancelled", "atexit")
+FEATURES: Final = ("sessions", "heartbeat", "retry_stable_calls", "inferred_joins")
+
+
+async def info(request: web.Request) -> web.Response:
+    """Say what this server is."""
+    gateway = request.app[GATEWAY]
+    return _answer(
+        {
+            "version": wire.PROTOCOL_VERSION,
+            "features": list(FEATURES),
+            "lease_s": gateway.config.lease_s,
+            "policy": gateway.config.policy,
+            "accounting": gateway.table.accounting,
+        }
+    )
+
+
+async def create_session(request: web.Request) -> web.Response:
+    """Open a session whose id the server chooses: a UUID of version 7, as hex."""
+    return await _open(request, _uuid7_hex(request.app[GATEWAY].clock.unix_s()), status=201)
+
+
+async def put_session(request: web.Request) -> web.Response:
+    """Open a session, or say more of one that is open."""
+    return await _open(request, _id_of(request), status=200)
+
+
+async def delete_session(request: web.Request) -> web.Response:
+    """End a session; one that is unknown or has ended already is no error."""
+    gateway, scope, document = await _read(request)
+    reason = request.query.get("reason", document.get("reason", "ok"))
+    if reason not in REASONS:
+        raise _not_allowed("reason", reason, f"one of {', '.join(REASONS)}")
+    program = gateway.table.get(program_id_of(scope, _id_of(request)))
+    if program is not None:
+        gateway.table.end_program(program, reason, gateway.clock.now_s())
+    return web.Response(status=204, headers=_headers(gateway))
+
+
+async def get_session(request: web.Request) -> web.Response:
+    """Show one session."""
+    gateway = request.app[GATEWAY]
+    _, scope = gateway.authenticate(lower_headers(request))
+    session = _id_of(request)
+    program = gateway.table.get(program_id_of(scope, session))
+    if program is None:
+        raise NotFound(f"session: {session!r} is not known under this key", param="session")
+    return _answer(program.view(gateway.clock.now_s()))
+
+
+async def list_sessions(request: web.Request) -> web.Response:
+    """Show the sessions of the key."""
+    gateway = request.app[GATEWAY]
+    _, scope = gateway.authenticate(lower_headers(request))
+    rows = gateway.table.program_views(gateway.clock.now_s(), scope)
+    return _answer({"sessions": [row for row in rows if row["session"] is not None][:ROWS_MAX]})
+
+
+async def list_programs(request: web.Request) -> web.Response:
+    """Show all programs, untagged calls included; an admin those of everybody."""
+    gateway = request.app[GATEWAY]
+    headers = lower_headers(request)
+    scope = None
+    if not gateway.is_admin(request, headers):
+        _, scope = gateway.authenticate(headers)
+    rows = gateway.table.program_views(gateway.clock.now_s(), scope)
+    return _answer(
+        {
+            "programs": rows[:ROWS_MAX],
+            "programs_total": len(rows),
+            "calls_in_flight": gateway.table.in_flight,
+            "table": gateway.table.counts,
+            "gateway": gateway.counts,
+        }
+    )
+
+
+async def list_engines(request: web.Request) -> web.Response:
+    """Show the engines, as the pool sees them, with the calls that the gateway has with each."""
+    gateway = request.app[GATEWAY]
+    headers = lower_headers(request)
+    if not gateway.is_admin(request, headers):
+        gateway.authenticate(headers)
+    return _answer({"engines": [dict(view) for view in gateway.engine_views()],
+                    "loads": gateway.table.loads()})  # fmt: skip
+
+
+async def heartbeat(request: web.Request) -> web.Response:
+    """Renew the leases of all sessions of a process; say which are not known."""
+    gateway, scope, document = await _read(request)
+    ids = document.get("ids")
+    if not isinstance(ids, list) or len(ids) > IDS_MAX or not all(isinstance(i, str) for i in ids):
+        raise BadRequest(
+            f"ids: {str(ids)[:64]!r} is not allowed; allowed is a list of at most {IDS_MAX} "
+            "session ids",
+            param="ids",
+        )
+    now_s = gateway.clock.now_s()
+    unknown = [i for i in ids if not gateway.table.renew(program_id_of(scope, i), now_s)]
+    return _answer({"lease_s": gateway.config.lease_s, "unknown": unknown})
+
+
+async def heartbeat_one(request: web.Request) -> web.Response:
+    """Renew the lease of one session."""
+    gateway, scope, _ = await _read(request)
+    session = _id_of(request)
+    known = gateway.table.renew(program_id_of(scope, session), gateway.clock.now_s())
+    return _answer({"lease_s": gateway.config.lease_s, "unknown": [] if known else [session]})
+
+
+async def _open(request: web.Request, session: str, status: int) -> web.Response:
+    gateway, scope, document = await _read(request)
+    opener = _check_opener(document)
+    try:
+        program = gateway.table.open_program(scope, session, gateway.clock.now_s())
+    except TableFull as error:
+        raise Busy(f"the process table is full: {error}") from None
+    _describe(program, opener)
+    return _answer(
+        {
+            "id": session,
+            "program_id": program.program_id,
+            "lease_s": gateway.config.lease_s,
+            "state": program.state(gateway.clock.now_s()).value,
+        },
+        status=status,
+    )
+
+
+def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the known fields; unknown ones are ignored, so that a newer SDK may say more.
+
+    Raises:
+        BadRequest: a known field has no allowed value.
+    """
+    name = document.get("name")
+    if name is not None and not (
+        isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
+    ):
+        raise _not_allowed("name", name, f"1 to {NAME_CHARS_MAX} printable characters")
+    for field in ("parent", "conversation"):
+        value = document.get(field)
+        if value is not None and not (isinstance(value, str) and wire.is_valid_id(value)):
+            raise _not_allowed(field, value, "an id of 1 to 128 characters A-Za-z0-9._:-")
+    metadata = document.get("metadata")
+    if metadata is not None and (
+        not isinstance(metadata, dict) or len(orjson.dumps(metadata)) > METADATA_BYTES_MAX
+    ):
+        raise _not_allowed("metadata", metadata, f"an object of at most {METADATA_BYTES_MAX} bytes")
+    pid = document.get("pid")
+    if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int)):
+        raise _not_allowed("pid", pid, "a number")
+    host = document.get("host")
+    if host is not None and not (isinstance(host, str) and len(host) <= 255):
+        raise _not_allowed("host", host, "a text of at most 255 characters")
+    known = ("name", "parent", "conversation", "metadata", "pid", "host")
+    return {field: document[field] for field in known if document.get(field) is not None}
+
+
+def _describe(program: Program, opener: dict[str, Any]) -> None:
+    program.name = opener.get("name", program.name)
+    program.conversation = opener.get("conversation", program.conversation)
+    program.parent_session = opener.get("parent", program.parent_session)
+    program.opener = {**(program.opener or {}), **opener}
+
+
+async def _read(request: web.Request) -> tuple[Gateway, str, dict[str, Any]]:
+    gateway = request.app[GATEWAY]
+    _, scope = gateway.authenticate(lower_headers(request))
+    body = await read_body(request, BODY_BYTES_MAX, gateway.config.slow_body_s)
+    return gateway, scope, parse_body(body) if body else {}
+
+
+def _id_of(request: web.Request) -> str:
+    session = request.match_info["session"]
+    if not wire.is_valid_id(session):
+        raise _not_allowed("session", session, "an id of 1 to 128 characters A-Za-z0-9._:-")
+    return session
+
+
+def _not_allowed(field: str, value: object, allowed: str) -> BadRequest:
+    return BadRequest(f"{field}: {str(value)[:64]!r} is not allowed; allowed is {allowed}",
+                      param=field)  # fmt: skip
+
+
+def _headers(gateway: Gateway) -> dict[str, str]:
+    return {
+        wire.VERSION: str(wire.PROTOCOL_VERSION),
+        wire.LEASE: f"{gateway.config.lease_s:.0f}",
+    }
+
+
+def _answer(document: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=orjson.dumps(document),
+        content_type="application/json",
+        headers={wire.VERSION: str(wire.PROTOCOL_VERSION)},
+    )
+
+
+def _uuid7_hex(unix_s: float) -> str:
+    """Return a UUID of version 7: time first, so that ids sort by age."""
+    value = (int(unix_s * 1000) & (2**48 - 1)) << 80 | secrets.randbits(80)
+    value = value & ~(0xF << 76) | 7 << 76
+    return f"{value & ~(3 << 62) | 2 << 62:032x}"

@@ -1,0 +1,89 @@
+"""What the handlers of one gateway share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+
+from .. import types
+from ..clock import Clock
+from ..process_table import ProcessTable
+from .config import GatewayConfig
+from .errors import Unauthorized
+from .keys import ANYBODY, Tenant, find_tenant, presented_key, scope_of
+from .responses import ResponseHomes
+from .upstream import Connections, Upstream
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A call on its way: what a retry must cancel, and what a limit counts."""
+
+    scope: str
+    upstream: Upstream | None = None
+    superseded: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Gateway:
+    """The parts of one gateway."""
+
+    config: GatewayConfig
+    table: ProcessTable
+    engines: types.Engines
+    place: Callable[[types.CallInfo, Sequence[types.Engine]], types.Engine]
+    clock: Clock
+    key: bytes
+    forget_programs: Callable[[Sequence[str]], None]
+    engine_views: Callable[[], Sequence[Mapping[str, Any]]]
+    tenants: tuple[Tenant, ...]
+    admins: tuple[Tenant, ...]
+    connections: Connections
+    homes: ResponseHomes
+    flights: dict[str, Flight] = field(default_factory=dict)
+    flights_by_scope: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    sweeper: asyncio.Task[None] | None = None
+
+    def count(self, what: str) -> None:
+        """Add one to a counter of the gateway."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def authenticate(self, headers: Mapping[str, str]) -> tuple[Tenant, str]:
+        """Return whose request it is, and the scope of its ids.
+
+        Raises:
+            Unauthorized: keys are configured and this is none of them.
+        """
+        key = presented_key(headers)
+        if not self.tenants:
+            return ANYBODY, scope_of(key, ANYBODY)
+        tenant = find_tenant(key, self.tenants)
+        if tenant is None:
+            self.count("unauthorized")
+            raise Unauthorized("authorization: the API key is missing or not one of this server's")
+        return tenant, scope_of(key, tenant)
+
+    def is_admin(self, request: web.BaseRequest, headers: Mapping[str, str]) -> bool:
+        """Return whether a request may see everybody's sessions."""
+        if self.admins:
+            return find_tenant(presented_key(headers), self.admins) is not None
+        if self.tenants:
+            return False
+        return request.remote in (None, "127.0.0.1", "::1")
+
+    def ready(self) -> list[types.Engine]:
+        """Return the engines that may get calls."""
+        return [e for e in self.engines.all() if e.state is types.EngineState.READY]
+
+
+GATEWAY: Final = web.AppKey("gateway", Gateway)
+
+
+def lower_headers(request: web.BaseRequest) -> dict[str, str]:
+    """Return a request's headers by lower-case name; of a repeated one the last."""
+    return {name.lower(): value for name, value in request.headers.items()}

@@ -1,0 +1,145 @@
+"""A fake engine on a unix socket: answers like vLLM, and can be told to be slow, to stall, to die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from autellix.server.types import EngineAddress, EngineState
+
+
+@dataclass
+class Seen:
+    """One request as the engine got it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    body: Any
+
+
+@dataclass
+class FakeEngine:
+    """One engine; satisfies `types.Engine`. Its behaviour is changed by its fields."""
+
+    engine_id: str
+    address: EngineAddress
+    api_key: str | None = "engine-key"
+    state: EngineState = EngineState.READY
+    chunks: int = 5
+    chunk_text: str = "word "
+    stall_at: int | None = None  # the chunk before which it waits for `go`
+    die_at: int | None = None  # the chunk before which its connection breaks; -1: before the head
+    seen: list[Seen] = field(default_factory=list)
+    cancelled: int = 0
+    finished: int = 0
+    connections: set[int] = field(default_factory=set)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{tail:.*}", self._handle)
+        self.runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self.runner.setup()
+        assert self.address.uds is not None
+        await web.UnixSite(self.runner, self.address.uds).start()
+
+    async def stop(self) -> None:
+        """Stop listening; what is under way breaks."""
+        if self.runner is not None:
+            await self.runner.cleanup()
+            self.runner = None
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        is_json = raw and "json" in request.headers.get("content-type", "")
+        body = json.loads(raw) if is_json else None
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append(Seen(request.method, request.path_qs, headers, raw, body))
+        self.connections.add(id(request.transport))
+        self.arrived.set()
+        try:
+            response = await self._answer(request, body)
+            self.finished += 1
+            return response
+        except (asyncio.CancelledError, ConnectionError):
+            self.cancelled += 1
+            self.stopped.set()
+            raise
+
+    async def _answer(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if isinstance(body, dict) and body.get("model") == "unknown":
+            error = {"message": "The model `unknown` does not exist.", "type": "NotFoundError",
+                     "param": "model", "code": 404}  # fmt: skip
+            return web.json_response({"error": error}, status=404)
+        if self.die_at == -1:
+            return self._die(request)
+        if not (isinstance(body, dict) and body.get("stream")):
+            await self._maybe_stall(0)
+            text = self.chunk_text * self.chunks
+            return web.json_response({"path": request.path, "choices": [{"text": text}]})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(self.chunks):
+            await self._maybe_stall(number)
+            if self.die_at == number:
+                return self._die(request)
+            event = json.dumps({"n": number, "text": self.chunk_text})
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _maybe_stall(self, number: int) -> None:
+        if self.stall_at == number:
+            await self.go.wait()
+
+    def _die(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionResetError("the engine dies")
+
+
+class FakePool:
+    """Some engines; satisfies `types.Engines`."""
+
+    def __init__(self, engines: list[FakeEngine]) -> None:
+        self.engines = engines
+        self.failures: list[str] = []
+
+    def all(self) -> list[FakeEngine]:
+        """Return the engines."""
+        return self.engines
+
+    def note_failure(self, engine_id: str) -> None:
+        """Remember whose connection broke."""
+        self.failures.append(engine_id)
+
+
+@asynccontextmanager
+async def fake_engines(folder: Path, count: int) -> AsyncIterator[list[FakeEngine]]:
+    """Run ``count`` engines in ``folder``."""
+    engines = [
+        FakeEngine(f"e{i}", EngineAddress(str(folder / f"e{i}.sock"), "", 0)) for i in range(count)
+    ]
+    try:
+        for engine in engines:
+            await engine.start()
+        yield engines
+    finally:
+        for engine in engines:
+            await engine.stop()
