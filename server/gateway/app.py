@@ -91,25 +91,7 @@ def create_app(
         connections=Connections(connect_s=config.connect_s, idle_s=config.upstream_idle_s),
         homes=ResponseHomes(),
     )
-    for path in CALL_ROUTES:
-        app.router.add_post(path, relay.relay_call)
-    for method, path in PLAIN_ROUTES:
-        app.router.add_route(method, path, relay.relay_plain)
-    for method, path in STORED_ROUTES:
-        app.router.add_route(method, path, relay.relay_stored)
-    app.router.add_get("/health", health.health)
-    app.router.add_get("/live", health.live)
-    api = wire.API_PREFIX
-    app.router.add_get(f"{api}/info", sessions.info)
-    app.router.add_get(f"{api}/programs", sessions.list_programs)
-    app.router.add_get(f"{api}/engines", sessions.list_engines)
-    app.router.add_get(f"{api}/sessions", sessions.list_sessions)
-    app.router.add_post(f"{api}/sessions", sessions.create_session)
-    app.router.add_post(f"{api}/sessions/heartbeat", sessions.heartbeat)
-    app.router.add_get(f"{api}/sessions/{{session}}", sessions.get_session)
-    app.router.add_put(f"{api}/sessions/{{session}}", sessions.put_session)
-    app.router.add_delete(f"{api}/sessions/{{session}}", sessions.delete_session)
-    app.router.add_post(f"{api}/sessions/{{session}}/heartbeat", sessions.heartbeat_one)
+    _add_routes(app.router)
     app.cleanup_ctx.append(_run)
     return app
 
@@ -128,6 +110,28 @@ def make_runner(app: web.Application) -> web.AppRunner:
         max_field_size=16 << 10,
         shutdown_timeout=5.0,
     )
+
+
+def _add_routes(router: web.UrlDispatcher) -> None:
+    for path in CALL_ROUTES:
+        router.add_post(path, relay.relay_call)
+    for method, path in PLAIN_ROUTES:
+        router.add_route(method, path, relay.relay_plain)
+    for method, path in STORED_ROUTES:
+        router.add_route(method, path, relay.relay_stored)
+    router.add_get("/health", health.health)
+    router.add_get("/live", health.live)
+    api = wire.API_PREFIX
+    router.add_get(f"{api}/info", sessions.info)
+    router.add_get(f"{api}/programs", sessions.list_programs)
+    router.add_get(f"{api}/engines", sessions.list_engines)
+    router.add_get(f"{api}/sessions", sessions.list_sessions)
+    router.add_post(f"{api}/sessions", sessions.create_session)
+    router.add_post(f"{api}/sessions/heartbeat", sessions.heartbeat)
+    router.add_get(f"{api}/sessions/{{session}}", sessions.get_session)
+    router.add_put(f"{api}/sessions/{{session}}", sessions.put_session)
+    router.add_delete(f"{api}/sessions/{{session}}", sessions.delete_session)
+    router.add_post(f"{api}/sessions/{{session}}/heartbeat", sessions.heartbeat_one)
 
 
 async def _run(app: web.Application) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from aiohttp import web
@@ -32,6 +32,16 @@ _OURS: Final = (
     f"{wire.VERSION}: {wire.PROTOCOL_VERSION}\r\n{wire.LEASE}: %d\r\n"
     "X-Autellix-Program: %s\r\nX-Autellix-Family: %s\r\nX-Autellix-Engine: %s\r\n"
 )
+
+
+class Asked(NamedTuple):
+    """What a client asks for, read and checked."""
+
+    tenant: Tenant
+    identity: Identity
+    document: dict[str, Any]  # empty if the body is a form
+    body: bytes
+    edited: bool  # whether ``document`` differs from ``body``
 
 
 class Passed(web.StreamResponse):
@@ -67,7 +77,7 @@ async def relay_call(request: web.Request) -> web.StreamResponse:
     for name in identity.malformed:
         gateway.count(f"malformed {name}")
     edited = clean_body(document)
-    return await _fly(gateway, request, tenant, identity, document, body, edited)
+    return await _fly(gateway, request, Asked(tenant, identity, document, body, edited))
 
 
 async def relay_plain(request: web.Request) -> web.StreamResponse:
@@ -102,20 +112,12 @@ async def relay_stored(request: web.Request) -> web.StreamResponse:
     return await _pass(gateway, request, engine, upstream, payload, _version_head(gateway))
 
 
-async def _fly(
-    gateway: Gateway,
-    request: web.Request,
-    tenant: Tenant,
-    identity: Identity,
-    document: dict[str, Any],
-    body: bytes,
-    edited: bool,
-) -> web.StreamResponse:
-    scope = identity.arrival.scope
+async def _fly(gateway: Gateway, request: web.Request, asked: Asked) -> web.StreamResponse:
+    scope = asked.identity.arrival.scope
     _admit(gateway, scope)
     try:
         call, earlier = gateway.table.begin_call(
-            identity.arrival, secrets.token_hex(12), gateway.clock.now_s()
+            asked.identity.arrival, secrets.token_hex(12), gateway.clock.now_s()
         )
     except TableFull as error:
         gateway.count("refused table")
@@ -126,9 +128,7 @@ async def _fly(
         _supersede(gateway, earlier)
     completed = False
     try:
-        response = await _try_engines(
-            gateway, request, tenant, identity, document, body, edited, call, flight
-        )
+        response = await _try_engines(gateway, request, asked, call, flight)
         completed = response.status < 400
         return response
     finally:
@@ -142,52 +142,22 @@ async def _fly(
 
 
 async def _try_engines(
-    gateway: Gateway,
-    request: web.Request,
-    tenant: Tenant,
-    identity: Identity,
-    document: dict[str, Any],
-    body: bytes,
-    edited: bool,
-    call: Call,
-    flight: Flight,
+    gateway: Gateway, request: web.Request, asked: Asked, call: Call, flight: Flight
 ) -> web.StreamResponse:
     """Send the call to an engine; to another only if the first one took no byte of it."""
-    program = call.program
-    info = types.CallInfo(
-        call_id=call.call_id,
-        program_id=program.program_id,
-        thread=call.key.thread,
-        path=request.path,
-        model=model if isinstance(model := document.get("model"), str) else None,
-        prompt_bytes=len(body),
-        prompt_tokens=prompt_tokens_of(document),
-        home=program.home,
-        loads=gateway.table.loads(),
-    )
-    tag = call_tag.format_call(
-        call_tag.CallTag(
-            call.call_id,
-            min(call.key.thread, 999_999_999),
-            int(program.wait_s * 1000),
-            int(program.arrival_s * 1000),
-        )
-    )
+    document, program = asked.document, call.program
+    tag = _tag_of(call)
+    body = asked.body
     stored = request.path == "/v1/responses"
     if stored:  # vLLM takes no other id for these, see docs/wire.md
         document["request_id"] = f"resp_{tag}"
-        edited = True
-    if edited:
+    if asked.edited or stored:
         body = orjson.dumps(document)
-    ours = _orders(gateway, tenant, identity, call, tag)
-    previous = document.get("previous_response_id") if stored else None
+    info = _info_of(gateway, request, document, body, call)
+    ours = _orders(gateway, asked, call, tag)
     tried: set[str] = set()
     while True:
-        if isinstance(previous, str):
-            engine = _holder(gateway, previous, call.program.scope)
-            ready = [engine] if engine.engine_id not in tried else []
-        else:
-            ready = [e for e in gateway.ready() if e.engine_id not in tried]
+        ready = [e for e in _candidates(gateway, document, call) if e.engine_id not in tried]
         if not ready:
             raise _no_engine(gateway, tried)
         engine = gateway.place(info, ready)
@@ -204,18 +174,53 @@ async def _try_engines(
         if stored:
             gateway.homes.put(
                 f"resp_{tag}",
-                ResponseHome(
-                    engine.engine_id, engine.address, program.scope, identity.arrival.session
-                ),
+                ResponseHome(engine.engine_id, engine.address, program.scope, program.session),
             )
         payload = build_request(request, engine, body, ours)
-        head = _call_head(gateway, identity, call, engine)
+        head = _call_head(gateway, asked.identity, call, engine)
         try:
             return await _pass(gateway, request, engine, upstream, payload, head)
         except EngineBroken:
             if flight.superseded:
                 raise Superseded("call: a retry of it has taken its place") from None
             raise
+
+
+def _tag_of(call: Call) -> str:
+    program = call.program
+    return call_tag.format_call(
+        call_tag.CallTag(
+            call.call_id,
+            min(call.key.thread, 999_999_999),
+            int(program.wait_s * 1000),
+            int(program.arrival_s * 1000),
+        )
+    )
+
+
+def _info_of(
+    gateway: Gateway, request: web.Request, document: dict[str, Any], body: bytes, call: Call
+) -> types.CallInfo:
+    model = document.get("model")
+    return types.CallInfo(
+        call_id=call.call_id,
+        program_id=call.program.program_id,
+        thread=call.key.thread,
+        path=request.path,
+        model=model if isinstance(model, str) else None,
+        prompt_bytes=len(body),
+        prompt_tokens=prompt_tokens_of(document),
+        home=call.program.home,
+        loads=gateway.table.loads(),
+    )
+
+
+def _candidates(gateway: Gateway, document: dict[str, Any], call: Call) -> list[types.Engine]:
+    """Return the engines that may get a call; only one does if it goes on a stored response."""
+    previous = document.get("previous_response_id")
+    if isinstance(previous, str):
+        return [_holder(gateway, previous, call.program.scope)]
+    return gateway.ready()
 
 
 async def _pass(
@@ -287,13 +292,13 @@ def _supersede(gateway: Gateway, earlier: Call) -> None:
 
 
 def _orders(
-    gateway: Gateway, tenant: Tenant, identity: Identity, call: Call, tag: str
+    gateway: Gateway, asked: Asked, call: Call, tag: str
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers that only the gateway may set."""
     priority = 0
     if gateway.config.policy != "fcfs":
         service_ms = int(call.program.account.service_s * 1000)
-        priority = service_ms + identity.handicap_ms + tenant.handicap_ms
+        priority = service_ms + asked.identity.handicap_ms + asked.tenant.handicap_ms
     session = call_tag.seal_program(call.program.program_id, gateway.key)
     return (
         (b"x-session-id", session.encode()),

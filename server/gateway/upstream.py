@@ -181,7 +181,7 @@ class Upstream(asyncio.Protocol):
         if out and not self.closed:
             sink.write(out)
             self.bytes_sent += len(out)
-        if self._complete and self._head_sent:
+        if self._has_ended():  # the parser has said so, meanwhile
             self._wake(Event.DONE)
         elif sink.get_write_buffer_size() > CLIENT_BUFFER_BYTES and not self._full:
             self._full = True
@@ -219,6 +219,9 @@ class Upstream(asyncio.Protocol):
             return
         self._complete = True
         self._keep = self._parser.should_keep_alive()
+
+    def _has_ended(self) -> bool:
+        return self._complete and self._head_sent
 
     def _cut_head(self) -> bytes:
         """Return the rewritten head and what follows it, or nothing if it is not all there."""

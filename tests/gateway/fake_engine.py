@@ -1,4 +1,4 @@
-"""A fake engine on a unix socket: answers like vLLM, and can be told to be slow, to stall, to die."""
+"""A fake engine on a unix socket: answers like vLLM, and can be told to stall and to die."""
 
 from __future__ import annotations
 
