@@ -1,0 +1,175 @@
+"""The only place that knows versions of vLLM, and what this one lacks.
+
+``X-Session-ID`` reaches the scheduler from vLLM 0.32 on; below that nothing here works.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from autellix.errors import ConfigError
+
+from ..call_tag import find_call, unseal_program
+
+VLLM_FLOOR: Final = (0, 32)
+
+# What the scheduler overrides or reads; a release without one of them is refused at start.
+_SEAM: Final = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "_free_request",
+    "_preempt_request",
+    "_request_blocks_can_be_freed",
+    "_update_after_schedule",
+    "shutdown",
+)
+
+_READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+class Identity(NamedTuple):
+    """Who a call is, as far as it may be believed."""
+
+    program_id: str | None
+    call_id: str | None
+    service_s: float
+    wait_s: float
+    arrival_ms: int | None
+
+
+def check_version() -> None:
+    """Refuse a vLLM that cannot work.
+
+    Raises:
+        ConfigError: names the version found and what is needed.
+    """
+    found = re.match(r"(\d+)\.(\d+)", vllm.__version__)
+    if found is not None and (int(found[1]), int(found[2])) < VLLM_FLOOR:
+        raise ConfigError(
+            f"vLLM {vllm.__version__} is too old for the autellix scheduler: "
+            f"it needs {VLLM_FLOOR[0]}.{VLLM_FLOOR[1]} or newer, which hand X-Session-ID on"
+        )
+    missing = [name for name in _SEAM if not hasattr(AsyncScheduler, name)]
+    if missing:
+        raise ConfigError(
+            f"vLLM {vllm.__version__} has changed its scheduler: {missing[0]} is gone; "
+            "use a release that this version of autellix was tested with"
+        )
+
+
+def check_config(vllm_config: Any) -> None:
+    """Refuse what cannot work together with program-aware scheduling.
+
+    Raises:
+        ConfigError: names the setting and the way out.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"--data-parallel-size {parallel.data_parallel_size} makes one scheduler for each "
+            "rank, and programs would be told apart: start more engines instead"
+        )
+    if getattr(vllm_config.model_config, "is_diffusion", False):
+        raise ConfigError("diffusion models are not supported: their calls are no chains of tokens")
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_role == "kv_producer":
+        raise ConfigError(
+            "kv_role kv_producer (prefill-only engines) is not supported: a preempted call "
+            "would lose the blocks that it is about to hand over; run the stock scheduler there"
+        )
+
+
+def identify(request: Request, key: bytes | None) -> Identity:
+    """Return who a call is.
+
+    Args:
+        request: vLLM's request.
+        key: The channel key. With one, only a program that the gateway sealed is believed, and only
+            then the figures that came with it; all else is an untagged program. Without one (an
+            engine that somebody runs by hand) the session id is taken as it is.
+    """
+    session_id = request.session_id
+    if key is not None:
+        program_id = unseal_program(session_id, key)
+        if program_id is None:
+            return Identity(None, None, 0.0, 0.0, None)
+    else:
+        program_id = session_id
+    tag = find_call(request.request_id)
+    if tag is None and program_id is None:
+        return Identity(None, None, 0.0, 0.0, None)
+    return Identity(
+        program_id=program_id,
+        call_id=tag.call_id if tag else None,
+        service_s=max(0, request.priority) / 1000.0,
+        wait_s=tag.wait_ms / 1000.0 if tag else 0.0,
+        arrival_ms=tag.arrival_ms if tag else None,
+    )
+
+
+def is_ready(request: Request, scheduler: Any) -> bool:
+    """Return whether a waiting call could run in the next step if there were room for it."""
+    if request.num_stale_output_tokens and not request.drop_stale_output:
+        return False
+    if request.status in _READY:
+        return True
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        grammar = request.structured_output_request
+        return grammar is not None and isinstance(grammar.grammar, StructuredOutputGrammar)
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return request.request_id in scheduler.finished_recving_kv_req_ids
+    return False
+
+
+def reason_of(request: Request) -> str:
+    """Return why a call is over: ``stop``, ``length``, ``abort`` or ``error``, as a rule."""
+    reason = request.get_finished_reason()
+    return str(reason) if reason is not None else "unknown"
+
+
+def blocks_needed(scheduler: Any, request: Request) -> int:
+    """Return how many free KV blocks a waiting call takes, counting what it finds in the cache.
+
+    The same question that vLLM asks before it admits a call; blocks in the cache that nobody uses
+    count, since they are free until it takes them.
+    """
+    manager = scheduler.kv_cache_manager
+    tokens = min(request.num_tokens, manager.max_model_len)
+    if request.num_computed_tokens == 0:
+        hit, hit_tokens, _ = manager.get_computed_blocks(request)
+    else:
+        hit, hit_tokens = manager.empty_kv_cache_blocks, 0
+    computed = request.num_computed_tokens + hit_tokens
+    needed: int = manager.coordinator.get_num_blocks_to_allocate(
+        request_id=request.request_id,
+        num_tokens=tokens,
+        new_computed_blocks=hit.blocks,
+        num_encoder_tokens=0,
+        total_computed_tokens=computed,
+        num_local_computed_tokens=computed,
+        num_tokens_main_model=tokens,
+        apply_admission_cap=True,
+        prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+    )
+    return needed + int(manager.watermark_blocks)
+
+
+def blocks_freed(scheduler: Any, request: Request) -> int:
+    """Return how many KV blocks only this running call uses; shared ones do not become free."""
+    groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+    return sum(
+        1 for blocks in groups for block in blocks if block.ref_cnt == 1 and not block.is_null
+    )
+
+
+def blocks_free(scheduler: Any) -> int:
+    """Return the KV blocks that are free now or on their way."""
+    free = int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+    return free + sum(len(blocks) for _, blocks in scheduler.deferred_frees)

@@ -1,0 +1,390 @@
+"""The program-aware scheduler, for stock vLLM's ``--scheduler-cls``.
+
+vLLM's ``schedule()`` is not copied and not overridden in its body. Around it:
+
+* before it, ``running`` is put in order, calls are taken out of the batch where a waiting call of a
+  higher level needs their slot or their KV blocks, and the waiting queue is one that shows the best
+  call that fits;
+* after it, who was admitted stops waiting;
+* with the model's output every call is charged the time of its step;
+* ``_preempt_request`` sees every victim, ours and vLLM's own; ``_free_request`` is passed exactly
+  once by every call, however it ends, so accounting is folded there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from ..clock import Clock, SystemClock
+from ..policy.base import Arrival
+from ..policy.call import Call, Key
+from ..policy.config import PolicyConfig, parse_config
+from ..policy.leveled import make_policy
+from ..policy.victim import Running, Waiting, choose_for_room, choose_victims
+from . import compat
+from .accounts import Accounts
+from .waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+CANDIDATES_MAX = 64  # waiting calls looked at in one decision
+COOLDOWN_GROWTH_MAX = 8
+
+
+class _Step(NamedTuple):
+    """A batch in flight."""
+
+    output: SchedulerOutput
+    scheduled_s: float
+
+
+class AutellixScheduler(AsyncScheduler):
+    """See the module.
+
+    Attributes:
+        clock: Tells the time; the simulator and the tests put their own here, on the class or on
+            the instance.
+        config: The settings of the policy.
+        calls: What the policy knows of each call in the engine.
+        accounts: Who the calls are, and the counters.
+    """
+
+    clock: Clock = SystemClock()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        compat.check_version()
+        compat.check_config(self.vllm_config)
+        settings = self.vllm_config.additional_config or {}
+        self.config: PolicyConfig = parse_config(settings.get("autellix"))
+        self.autellix = make_policy(self.config)
+        self.accounts = Accounts()
+        self.calls: dict[str, Call] = {}
+        # vLLM's own victim is then the last of `running`, which is our worst; with `priority` it
+        # would look for the largest header instead.
+        self.policy = SchedulingPolicy.FCFS
+        self.waiting: WaitingQueue = WaitingQueue(
+            self._key_of, self._fits if self.preempts else None, self.config.skip_steps
+        )
+        self.kv_holding_waiting: WaitingQueue = WaitingQueue(self._key_of)
+        self._in_flight: deque[_Step] = deque()
+        self.running: list[Request] = self.running
+        self._last_output_s = 0.0
+        self._steps_scheduled = 0
+        self._steps_done = 0
+        self._preempt_again_at = 0  # steps done at which the last victims' blocks are free for sure
+        self._window_open = True
+        self._unsorted = True
+        logger.info(
+            "autellix: policy %s, %d levels, async scheduling %s, model runner V%d",
+            self.config.policy,
+            self.config.levels,
+            "on" if self.scheduler_config.async_scheduling else "off",
+            2 if self.use_v2_model_runner else 1,
+        )
+
+    @property
+    def preempts(self) -> bool:
+        """Whether waiting calls may take the place of running ones."""
+        return self.config.levels > 1
+
+    # ── calls come and go ──────────────────────────────────────────────────────────────────────
+
+    def add_request(self, request: Request) -> None:
+        """Give a new call its level; everything else is vLLM's."""
+        if request.request_id not in self.requests:
+            now_s = self.clock.now_s()
+            identity = compat.identify(request, self.accounts.key)
+            call = self.autellix.arrive(
+                Arrival(
+                    request.request_id,
+                    identity.program_id,
+                    identity.service_s,
+                    identity.wait_s,
+                    self.accounts.program_arrival_s(identity.arrival_ms, now_s),
+                ),
+                now_s,
+            )
+            self.calls[request.request_id] = call
+            self.accounts.open(request.request_id, identity)
+            self._window_open |= bool(self.running) and call.level < self._worst_level()
+        super().add_request(request)
+
+    def _free_request(
+        self, request: Request, delay_free_blocks: bool = False
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        call = self.calls.pop(request.request_id, None)
+        if call is not None:
+            self.autellix.leave(call, self.clock.now_s())
+            self.accounts.close(request, call, compat.reason_of(request))
+            self._window_open = True
+        return super()._free_request(request, delay_free_blocks)
+
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        computed = request.num_computed_tokens
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        call = self.calls[request.request_id]
+        self.autellix.wait(call, self.clock.now_s())
+        self.accounts.preempted(request.request_id, computed)
+
+    def set_policy(self, config: PolicyConfig) -> None:
+        """Change the policy while calls are queued and running; none is lost.
+
+        Programs keep their service; every call starts anew in the level that the new policy gives
+        it, and keeps the service it has used.
+        """
+        self.config = config
+        self.autellix = make_policy(config, self.autellix.ledger)
+        for call in self.calls.values():
+            self.autellix.enter(call)
+        self.waiting.reorder(self._fits if self.preempts else None, config.skip_steps)
+        self.kv_holding_waiting.reorder(None, 0)
+        self._window_open = self._unsorted = True
+
+    # ── one step ───────────────────────────────────────────────────────────────────────────────
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Order, preempt where it pays, let vLLM form the batch, and note who runs."""
+        now_s = self.clock.now_s()
+        self.waiting.begin_step()
+        self.kv_holding_waiting.begin_step()
+        for call in self.autellix.promote(now_s):
+            self.waiting.moved(self.requests[call.call_id])
+            self.kv_holding_waiting.moved(self.requests[call.call_id])
+            self._window_open = True
+        if self.preempts:
+            self._order_running()
+            self._preempt(now_s)
+        output = super().schedule(throttle_prefills)
+        self.waiting.end_step()
+        self.kv_holding_waiting.end_step()
+        self._note_admitted(output, now_s)
+        self._steps_scheduled += 1
+        self._in_flight.append(_Step(output, now_s))
+        self.accounts.step_began(now_s)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: Any
+    ) -> Any:
+        """Charge the step to the calls that had tokens in it; everything else is vLLM's."""
+        step = self._in_flight.popleft()
+        assert step.output is scheduler_output, "outputs come back in the order of their steps"
+        now_s = self.clock.now_s()
+        seconds = max(0.0, now_s - max(self._last_output_s, step.scheduled_s))
+        self._last_output_s = now_s
+        self._steps_done += 1
+        if scheduler_output.num_scheduled_tokens:
+            self._charge(scheduler_output, seconds)
+        self.accounts.step_done(seconds, scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _charge(self, output: SchedulerOutput, seconds: float) -> None:
+        calls = self.calls
+        scheduled = output.num_scheduled_tokens
+        if self.config.charge == "batch":
+            charged = [calls[name] for name in scheduled if name in calls]
+            changed = self.autellix.charge(charged, seconds)
+        else:
+            second_a_token = seconds / output.total_num_scheduled_tokens
+            changed = False
+            for name, tokens in scheduled.items():
+                if name in calls:
+                    changed |= self.autellix.charge((calls[name],), tokens * second_a_token)
+        if changed:
+            self._unsorted = True
+            self._requeue_demoted(scheduled)
+
+    def _requeue_demoted(self, scheduled: Iterable[str]) -> None:
+        """A victim whose last output came late may be demoted while it waits."""
+        for name in scheduled:
+            call = self.calls.get(name)
+            if call is not None and call.waiting_since_s is not None:
+                self.waiting.moved(self.requests[name])
+
+    def _note_admitted(self, output: SchedulerOutput, now_s: float) -> None:
+        """Whoever was waiting and has tokens in this step runs now."""
+        for data in output.scheduled_new_reqs:
+            self._run(data.req_id, data.num_computed_tokens, now_s)
+        cached = output.scheduled_cached_reqs
+        if cached.resumed_req_ids:
+            for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+                if name in cached.resumed_req_ids:
+                    self._run(name, computed, now_s)
+
+    def _run(self, request_id: str, hit_tokens: int, now_s: float) -> None:
+        self.autellix.run(self.calls[request_id], now_s)
+        self.accounts.admitted(request_id, hit_tokens, self._steps_scheduled)
+        self._unsorted = True
+
+    # ── order and preemption ───────────────────────────────────────────────────────────────────
+
+    def _key_of(self, request: Request) -> Key:
+        return self.calls[request.request_id].key
+
+    def _worst_level(self) -> int:
+        return self.calls[self.running[-1].request_id].level
+
+    def _order_running(self) -> None:
+        """Best first, but calls with more prompt to compute after all others.
+
+        So the others get their one token each before a long prompt takes what is left of the step,
+        as in stock vLLM, and long prompts share what is left in the policy's order.
+        """
+        running = self.running
+        if len(running) < 2 or not (self._unsorted or running[-1].is_prefill_chunk):
+            return
+        calls = self.calls
+        running.sort(key=lambda r: (r.is_prefill_chunk, calls[r.request_id].key))
+        self._unsorted = False
+
+    def _preempt(self, now_s: float) -> None:
+        """Take calls out of the batch, if it is time to look and there is reason to."""
+        if self._pause_state != PauseState.UNPAUSED or self._steps_done < self._preempt_again_at:
+            return
+        victims = self._victims_for_room()
+        if not victims:
+            at_window = self._steps_scheduled % self.config.window_steps == 0
+            if not (self._window_open or at_window):
+                return
+            self._window_open = False
+            victims = self._victims_for_waiting()
+        if not victims:
+            return
+        chosen = set(victims)
+        out = [request for number, request in enumerate(self.running) if number in chosen]
+        self.running = [r for number, r in enumerate(self.running) if number not in chosen]
+        for request in out:
+            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
+            self.waiting.hold(request)
+        self._preempt_again_at = self._steps_scheduled
+
+    def _victims_for_waiting(self) -> list[int]:
+        """Return whom to take out for waiting calls of higher levels."""
+        best = self._best_waiting_level()
+        if best is None:
+            return []
+        calls = self.calls
+        if not any(calls[r.request_id].level > best for r in self.running):
+            return []
+        if self._tokens_wanted() >= self.max_num_scheduled_tokens:
+            return []
+        running = self._running_calls()
+        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        return choose_victims(
+            self._ready_waiting(),
+            running,
+            slots=slots,
+            blocks=compat.blocks_free(self) - self._blocks_wanted(),
+            blocks_of=lambda number: compat.blocks_freed(self, self.running[number]),
+        )
+
+    def _victims_for_room(self) -> list[int]:
+        """Return whom to take out so that the rest of the batch finds blocks for its next tokens.
+
+        vLLM would take the last of ``running``; here the call that loses least goes.
+        """
+        running = self.running
+        if len(running) < 2:
+            return []
+        most = len(running) * (2 + self.num_lookahead_tokens) + self._step_blocks()
+        free = compat.blocks_free(self)
+        if free >= most:
+            return []
+        short = self._blocks_wanted() - free
+        if short <= 0:
+            return []
+        return choose_for_room(
+            self._running_calls(),
+            blocks=short,
+            blocks_of=lambda number: compat.blocks_freed(self, running[number]),
+        )
+
+    def _best_waiting_level(self) -> int | None:
+        first = self.waiting.first_key()
+        holding = self.kv_holding_waiting.first_key()
+        keys = [key for key in (first, holding) if key is not None]
+        return min(keys)[0] if keys else None
+
+    def _ready_waiting(self) -> Iterator[Waiting]:
+        """Yield the waiting calls that could run at once, best first."""
+        loras = self._loras_running()
+        for queue in (self.kv_holding_waiting, self.waiting):
+            for request in queue.best(CANDIDATES_MAX):
+                if compat.is_ready(request, self) and self._lora_fits(request, loras):
+                    level = self.calls[request.request_id].level
+                    yield Waiting(level, compat.blocks_needed(self, request))
+
+    def _running_calls(self) -> list[Running]:
+        calls, accounts = self.calls, self.accounts
+        step = self._steps_scheduled
+        cooldown = self.config.cooldown_steps
+        result = []
+        for number, request in enumerate(self.running):
+            protected = False
+            if cooldown and request.num_preemptions:
+                factor = min(2 ** (request.num_preemptions - 1), COOLDOWN_GROWTH_MAX)
+                since = step - accounts.admitted_at(request.request_id)
+                protected = since < cooldown * factor
+            call = calls[request.request_id]
+            result.append(Running(call.level, request.num_computed_tokens, protected, number))
+        return result
+
+    def _tokens_wanted(self) -> int:
+        """Return the tokens that running calls want in the next step."""
+        return sum(
+            r.num_tokens_with_spec + r.num_output_placeholders - r.num_computed_tokens
+            for r in self.running
+        )
+
+    def _blocks_wanted(self) -> int:
+        """Return the KV blocks that running calls need for their next tokens."""
+        size = self.block_size
+        budget = self.max_num_scheduled_tokens
+        blocks = 0
+        for request in self.running:
+            computed = request.num_computed_tokens
+            tokens = min(
+                request.num_tokens_with_spec + request.num_output_placeholders - computed, budget
+            )
+            if tokens <= 0:
+                continue
+            budget -= tokens
+            tokens += self.num_lookahead_tokens
+            blocks += -(-(computed + tokens) // size) - -(-computed // size)
+        return blocks
+
+    def _step_blocks(self) -> int:
+        return -(-self.max_num_scheduled_tokens // self.block_size)
+
+    def _fits(self, request: Request) -> bool:
+        """Return whether vLLM would admit a call now; who does not hinder anybody is shown."""
+        if not self.running or request.status not in (
+            RequestStatus.WAITING,
+            RequestStatus.PREEMPTED,
+        ):
+            return True
+        return compat.blocks_needed(self, request) <= int(
+            self.kv_cache_manager.block_pool.get_num_free_blocks()
+        )
+
+    def _loras_running(self) -> set[int] | None:
+        if self.lora_config is None:
+            return None
+        return {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+
+    def _lora_fits(self, request: Request, loras: set[int] | None) -> bool:
+        if loras is None or request.lora_request is None:
+            return True
+        return request.lora_request.lora_int_id in loras or len(loras) < self.lora_config.max_loras
