@@ -9,6 +9,7 @@ call goes out as the user made it. Responses and streams are never touched.
 
 from __future__ import annotations
 
+import weakref
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,11 @@ def tag_request(runtime: Runtime, request: Any, call_id: str | None, hook: str) 
         runtime.warn("foreign", f"{host} gets no tags: it is not a configured server", "info")
         return
     origin = Origin(scheme, host, port or default_port(scheme))
+    if hook == "httpx" and runtime.last_untagged() is request:
+        return  # the first net has looked at it already
     tags = runtime.tag(origin, call_id, hook, headers.get("authorization"))
     if tags is None:
+        runtime.last_untagged = weakref.ref(request)
         return
     for name, value in tags:
         if name == wire.VLLM_SESSION and name in headers:

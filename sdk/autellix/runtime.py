@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from . import __version__, wire
@@ -61,6 +62,7 @@ class Runtime:
         self.process: Session | None = None
         self.saw_explicit = False
         self.is_off = not config.enabled
+        self.last_untagged: Callable[[], Any] = _nothing
         self._lock = threading.Lock()
         self._lifecycle: Any = None
         self._warned: set[str] = set()
@@ -292,6 +294,10 @@ class Runtime:
             server=sender.peer_states() if sender is not None else {},
             dropped=sender.dropped if sender is not None else 0,
         )
+
+
+def _nothing() -> None:
+    return None
 
 
 def parent_of(session: Session, branch: Branch) -> str | None:

@@ -111,6 +111,7 @@ class FakeServer:
         self.tool_calls_next: deque[list[tuple[str, dict[str, Any]]]] = deque()
         self.answers: dict[str, Any] = {}  # text → what is answered to it
         self.gates: dict[str, threading.Event] = {}  # text → answered only once it is set
+        self._together: dict[str, frozenset[str]] = {}
         self._arrived = threading.Condition()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.fake = self
@@ -189,6 +190,18 @@ class FakeServer:
             raise TimeoutError(f"no {method} for {session or 'any session'}: {list(self.events)}")
         return found
 
+    def together(self, *texts: str) -> None:
+        """Answer none of these calls before all of them have arrived; for tests of concurrency."""
+        self._together.update(dict.fromkeys(texts, frozenset(texts)))
+
+    def wait_for_others(self, text: str, timeout_s: float = 10.0) -> None:
+        """Return once the calls that go together with this one are there; the handler does this."""
+        group = self._together.get(text)
+        if group is None:
+            return
+        with self._arrived:
+            self._arrived.wait_for(lambda: group <= {c.text for c in self.calls}, timeout_s)
+
     def note_call(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
         """Record a call; the handler does this."""
         with self._arrived:
@@ -243,6 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wire.is_call_path(self.path):
             fake.note_call(self.path, body, {k.lower(): v for k, v in self.headers.items()})
         call = RecordedCall(self.path, body, {}, 0)
+        fake.wait_for_others(call.text)
         gate = fake.gates.get(call.text)
         if gate is not None:
             gate.wait(30)
