@@ -7,13 +7,12 @@ The form is in ``traces/README.md``. Files may be compressed with xz or gzip.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 FOLDER = Path(__file__).parent / "traces"
 LINE_BYTES_MAX = 16 << 20
@@ -47,8 +46,8 @@ class Call(NamedTuple):
     """One LLM request of a program.
 
     It may start when all ``parents`` are over, plus ``tool_s``. Its first ``prefix_tokens`` are a
-    prefix of prompt + output of the call ``cached_prefix_of``; where a chat template makes it longer
-    than that call, the rest is new.
+    prefix of prompt + output of the call ``cached_prefix_of``; where a chat template makes it
+    longer than that call, the rest is new.
     """
 
     id: int
@@ -185,11 +184,11 @@ def _call_to_json(call: Call) -> dict[str, Any]:
     return {k: v for k, v in line.items() if v is not None or k not in optional}
 
 
-def _open(path: Path, mode: str = "rt") -> IO[str]:
+def _open(path: Path, mode: Literal["rt", "wt"] = "rt") -> IO[str]:
     if path.suffix == ".xz":
-        return io.TextIOWrapper(lzma.open(path, mode.removesuffix("t") + "b"), encoding="utf-8")
+        return lzma.open(path, mode, encoding="utf-8")
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, mode.removesuffix("t") + "b"), encoding="utf-8")
+        return gzip.open(path, mode, encoding="utf-8")
     return path.open(mode, encoding="utf-8")
 
 

@@ -1,0 +1,194 @@
+"""The measuring rule: what is run, what of it is measured, and when a figure may be believed.
+
+Ratios of two arms at overload grow with the length of the run, so a number of programs is no
+measure. Arrivals last a fixed time; programs that arrive in a window after the warm-up are measured
+and run to their end while arrivals go on; those that are not over at the drain limit count with
+the time they have taken. Load is given as a share of what the clairvoyant reference sustains.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from . import metrics, workload
+from .cost_model import Profile
+from .run_state import ProgramRun
+from .simulate import Outcome, Simulation, Watcher, order_digest
+from .trace import Program
+from .workload import Arrival, Waits
+
+Mode = Literal["open", "closed", "offline", "burst"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Times of a run in virtual seconds.
+
+    ``overload`` is finite: ``burst_load`` for ``burst_s``, then ``calm_load`` for what is left of
+    the horizon.
+    """
+
+    horizon_s: float = 3600.0
+    warmup_s: float = 600.0
+    window_end_s: float = 3000.0
+    drain_s: float = 7200.0
+
+    def shortened(self, horizon_s: float) -> Rule:
+        """Return the rule with everything scaled to another horizon: for quick looks and tests."""
+        factor = horizon_s / self.horizon_s
+        return Rule(
+            horizon_s=horizon_s,
+            warmup_s=self.warmup_s * factor,
+            window_end_s=self.window_end_s * factor,
+            drain_s=self.drain_s * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run: everything that its result depends on."""
+
+    trace: str
+    arm: str
+    profile: Profile
+    rate_per_s: float
+    seed: int = 0
+    mode: Mode = "open"
+    engines: int = 1
+    programs: int | None = None  # a smoke run: so many programs, all measured
+    concurrency: int | None = None  # closed loop
+    rule: Rule = field(default_factory=Rule)
+    waits: Waits = field(default_factory=Waits)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the cell as plain values, the profile by name."""
+        plain = asdict(self)
+        plain["profile"] = self.profile.name
+        return plain
+
+
+def run_cell(
+    cell: Cell, programs: Sequence[Program], *, watcher: Watcher | None = None
+) -> dict[str, Any]:
+    """Run one cell and return its figures; the same cell gives the same figures.
+
+    Args:
+        cell: What to run.
+        programs: The trace; those that do not fit the engine are left out, and their share given.
+        watcher: Looks after every step.
+    """
+    outcome, simulation, measured = simulate_cell(cell, programs, watcher=watcher)
+    fits = workload.fitting(programs, cell.profile.context_tokens_max)
+    wanted = [p for p in outcome.programs if measured(p)]
+    wanted.sort(key=lambda p: p.number)
+    calls = sorted(outcome.calls, key=lambda c: (c.program.number, c.place))
+    now_s = outcome.ended_s
+    figures = {
+        **cell.describe(),
+        "fits_share": metrics.rounded(len(fits) / len(programs)),
+        "virtual_s": metrics.rounded(now_s),
+        "arrivals": simulation.created,
+        **metrics.program_figures(wanted, now_s, workload.size_classes(fits)),
+        **throughput(cell, outcome),
+        "call": metrics.call_figures(calls),
+        "engine": metrics.engine_figures(outcome.totals, cell.profile.blocks, now_s),
+        "completion_order": order_digest(simulation.completion_order),
+    }
+    if cell.mode in ("closed", "offline"):
+        figures["makespan_s"] = metrics.rounded(now_s)
+    if cell.mode == "burst":
+        figures["response_by_arrival_s"] = by_arrival(outcome, now_s)
+    return figures
+
+
+def simulate_cell(
+    cell: Cell, programs: Sequence[Program], *, watcher: Watcher | None = None
+) -> tuple[Outcome, Simulation, Callable[[ProgramRun], bool]]:
+    """Run one cell and return the raw outcome, the simulation and which programs are measured."""
+    fits = workload.fitting(programs, cell.profile.context_tokens_max)
+    measured = _measured(cell)
+    simulation = Simulation(
+        cell.profile,
+        cell.arm,
+        _arrivals(cell, fits),
+        cell.waits,
+        engines=cell.engines,
+        concurrency=cell.concurrency if cell.mode == "closed" else None,
+        keep_calls=measured,
+        watcher=watcher,
+    )
+    return simulation.run(_until(cell, measured)), simulation, measured
+
+
+def _arrivals(cell: Cell, fits: Sequence[Program]) -> Iterator[Arrival]:
+    rule = cell.rule
+    if cell.mode in ("offline", "closed"):
+        return workload.at_once(fits, cell.programs or len(fits), cell.seed)
+    if cell.mode == "burst":
+        phases = [
+            (cell.rate_per_s * 0.5, rule.warmup_s),
+            (cell.rate_per_s * 1.5, rule.horizon_s / 12),
+            (cell.rate_per_s * 0.5, rule.horizon_s),
+        ]
+        return workload.burst(fits, phases, cell.seed)
+    until_s = rule.window_end_s + rule.drain_s if cell.programs is None else float("inf")
+    arrivals = workload.poisson(fits, cell.rate_per_s, until_s, cell.seed)
+    return arrivals if cell.programs is None else itertools.islice(arrivals, cell.programs)
+
+
+def _measured(cell: Cell) -> Callable[[ProgramRun], bool]:
+    if cell.mode != "open" or cell.programs is not None:
+        return lambda _: True
+    rule = cell.rule
+    return lambda program: rule.warmup_s <= program.arrival_s < rule.window_end_s
+
+
+def _until(
+    cell: Cell, measured: Callable[[ProgramRun], bool]
+) -> Callable[[float, Simulation], bool]:
+    if cell.mode != "open" or cell.programs is not None:
+        return lambda *_: False
+    rule = cell.rule
+    limit_s = rule.window_end_s + rule.drain_s
+
+    def over(now_s: float, simulation: Simulation) -> bool:
+        if now_s < rule.window_end_s:
+            return False
+        # The oldest programs stand first: as long as one of them is measured, go on.
+        return now_s >= limit_s or not any(measured(p) for p in simulation.live.values())
+
+    return over
+
+
+def throughput(cell: Cell, outcome: Outcome) -> dict[str, Any]:
+    """Return what the engines sustained: in the window, or over the whole of other modes."""
+    if cell.mode == "open" and cell.programs is None:
+        start_s, end_s = cell.rule.warmup_s, min(cell.rule.window_end_s, outcome.ended_s)
+    else:
+        start_s, end_s = 0.0, outcome.ended_s
+    seconds = max(1e-9, end_s - start_s)
+    over = [p for p in outcome.programs if p.ended_s and start_s <= p.ended_s < end_s + 1e-9]
+    points = [(at_s, float(n)) for at_s, n in outcome.backlog if start_s <= at_s < end_s]
+    return {
+        "programs_per_s": metrics.rounded(len(over) / seconds),
+        "output_tokens_per_s": metrics.rounded(
+            sum(p.program.output_tokens for p in over) / seconds
+        ),
+        "backlog_mean": metrics.rounded(sum(n for _, n in points) / max(1, len(points))),
+        "backlog_slope_per_s": metrics.rounded(metrics.slope(points)),
+    }
+
+
+def by_arrival(outcome: Outcome, now_s: float, window_s: float = 150.0) -> list[list[float]]:
+    """Return [arrival window's start, programs, mean response] for a burst."""
+    windows: dict[int, list[float]] = {}
+    for program in outcome.programs:
+        window = windows.setdefault(int(program.arrival_s // window_s), [])
+        window.append(metrics.response_s(program, now_s))
+    return [
+        [place * window_s, len(taken), metrics.rounded(sum(taken) / len(taken))]
+        for place, taken in sorted(windows.items())
+    ]

@@ -1,0 +1,139 @@
+"""``autellix simulate``: policies on vLLM's own scheduler in virtual time, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import cost_model, trace
+from .measure import Cell, Rule, run_cell
+from .result_cache import ResultCache
+from .workload import WAIT_CAP_S, Waits
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``autellix simulate``.
+
+    Raises:
+        TraceError, ProfileError, UnknownArmError: an argument names nothing.
+    """
+    arguments = _parser().parse_args(argv)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # before vLLM is imported
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    programs = trace.load(arguments.trace)
+    cells = list(_cells(arguments))
+    results = ResultCache(arguments.cache)
+    kept = []
+    sys.stdout.write(_HEAD)
+    for cell in cells:
+        started_s = time.monotonic()
+        result = results.get(cell, lambda cell=cell: run_cell(cell, programs))  # type: ignore[misc]
+        kept.append(result)
+        sys.stdout.write(_line(result, time.monotonic() - started_s))
+        sys.stdout.flush()
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(document(kept), encoding="utf-8")
+    if arguments.plot:
+        from . import report
+
+        report.draw(kept, arguments.plot)
+    return 0
+
+
+def document(results: Sequence[dict[str, Any]]) -> str:
+    """Return results as the JSON that ``autellix report`` reads; the same input, the same bytes."""
+    return json.dumps({"form": 1, "results": list(results)}, indent=1, sort_keys=True) + "\n"
+
+
+def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+    profile = cost_model.load(arguments.profile)
+    rule = Rule()
+    if arguments.horizon != rule.horizon_s:
+        rule = rule.shortened(arguments.horizon)
+    for rate in arguments.rate:
+        for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+            for arm in arguments.policy:
+                yield Cell(
+                    trace=arguments.trace,
+                    arm=arm,
+                    profile=profile,
+                    rate_per_s=rate,
+                    seed=seed,
+                    mode=arguments.mode,
+                    engines=arguments.engines,
+                    programs=arguments.programs,
+                    concurrency=arguments.concurrency,
+                    rule=rule,
+                    waits=Waits(
+                        null=arguments.null_waits,
+                        scale=arguments.wait_scale,
+                        cap_s=arguments.wait_cap,
+                        seed=seed,
+                    ),
+                )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autellix simulate", description=__doc__)
+    add = parser.add_argument
+    add("--trace", required=True, help="a set's name (autellix trace list) or a file")
+    add("--policy", type=_words, default=["fcfs"], help="policies, with commas between")
+    add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
+    add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
+    add("--engines", type=int, default=1, help="how many")
+    add("--mode", choices=("open", "closed", "offline", "burst"), default="open")
+    add("--programs", type=int, help="smoke run: so many programs, all measured; no ratio of "
+        "such runs means anything")  # fmt: skip
+    add("--concurrency", type=int, default=16, help="programs at once in closed mode")
+    add("--horizon", type=float, default=3600.0, help="seconds of arrivals; the rest of the "
+        "measuring rule is scaled with it")  # fmt: skip
+    add("--seed", type=int, default=0, help="the first seed")
+    add("--seeds", type=int, default=1, help="how many seeds, each the same for all policies")
+    add("--null-waits", choices=("zero", "drawn"), default="zero",
+        help="waits that the trace did not record")  # fmt: skip
+    add("--wait-scale", type=float, default=1.0)
+    add("--wait-cap", type=float, default=WAIT_CAP_S, help="seconds")
+    add("--json", type=Path, metavar="OUT", help="write the figures")
+    add("--plot", type=Path, metavar="DIR", help="draw them")
+    add("--cache", type=Path, metavar="DIR", help="keep results by code, trace and profile")
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r",(?![^[]*\])", text) if word]  # none inside brackets
+
+
+def _numbers(text: str) -> list[float]:
+    numbers = [float(word) for word in _words(text)]
+    if not numbers or min(numbers) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates above 0")
+    return numbers
+
+
+_HEAD = (
+    f"{'policy':14}{'rate':>7}{'seed':>5}{'n':>6}{'left':>5}  "
+    f"{'token latency ms: mean':>23}{'p95':>8}{'p99':>8}  {'response s':>10}"
+    f"{'slowdown':>9}{'hits':>6}{'recomp':>7}{'batch':>7}{'backlog/s':>10}{'took s':>8}\n"
+)
+
+
+def _line(result: dict[str, Any], took_s: float) -> str:
+    token, engine = result["token_latency_s"], result["engine"]
+    if not token:
+        return f"{result['arm']:14}{result['rate_per_s']:7.3g}  no program is measured\n"
+    return (
+        f"{result['arm']:14}{result['rate_per_s']:7.3g}{result['seed']:5d}"
+        f"{result['programs']:6d}{result['unfinished']:5d}  "
+        f"{token['mean'] * 1e3:23.1f}{token['p95'] * 1e3:8.1f}{token['p99'] * 1e3:8.1f}  "
+        f"{result['response_s']['mean']:10.2f}{result['slowdown']['mean']:9.2f}"
+        f"{engine['prefix_hit_share']:6.2f}{engine['recomputed_share']:7.3f}"
+        f"{engine['mean_batch']:7.1f}{result['backlog_slope_per_s']:10.4f}{took_s:8.1f}\n"
+    )
