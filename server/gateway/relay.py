@@ -151,13 +151,14 @@ async def _try_engines(
     stored = request.path == "/v1/responses"
     if stored:  # vLLM takes no other id for these, see docs/wire.md
         document["request_id"] = f"resp_{tag}"
+    previous = document.get("previous_response_id") if stored else None
     if asked.edited or stored:
         body = orjson.dumps(document)
     info = _info_of(gateway, request, document, body, call)
     ours = _orders(gateway, asked, call, tag)
     tried: set[str] = set()
     while True:
-        ready = [e for e in _candidates(gateway, document, call) if e.engine_id not in tried]
+        ready = [e for e in _candidates(gateway, previous, call) if e.engine_id not in tried]
         if not ready:
             raise _no_engine(gateway, tried)
         engine = gateway.place(info, ready)
@@ -215,9 +216,8 @@ def _info_of(
     )
 
 
-def _candidates(gateway: Gateway, document: dict[str, Any], call: Call) -> list[types.Engine]:
+def _candidates(gateway: Gateway, previous: object, call: Call) -> list[types.Engine]:
     """Return the engines that may get a call; only one does if it goes on a stored response."""
-    previous = document.get("previous_response_id")
     if isinstance(previous, str):
         return [_holder(gateway, previous, call.program.scope)]
     return gateway.ready()

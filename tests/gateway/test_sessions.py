@@ -1,0 +1,195 @@
+"""The lifecycle endpoints, keys and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from autellix.errors import ConfigError
+from autellix.server.gateway.keys import parse_keys, read_keys
+from autellix.server.process_table import program_id_of
+
+from .conftest import Rig, running, until
+
+API = "/autellix/v1"
+
+
+async def ask(rig: Rig, method: str, path: str, body: object = None, key: str | None = None):
+    """Ask a lifecycle endpoint; returns (status, JSON or None)."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with rig.client.request(method, rig.url + API + path, json=body, headers=headers) as got:
+        return got.status, await got.json() if got.content_type == "application/json" else None
+
+
+async def test_a_session_from_start_to_end(rig: Rig):
+    """Open, call, look, beat, end; each twice is no harm."""
+    for _ in range(2):
+        status, answer = await ask(rig, "PUT", "/sessions/run-1", {"name": "planner", "pid": 7})
+        assert status == 200
+        assert answer["lease_s"] == 60.0
+    await rig.chat({"X-Autellix-Session": "run-1", "X-Autellix-Thread": "0"})
+    status, row = await ask(rig, "GET", "/sessions/run-1")
+    assert (status, row["name"], row["calls"], row["state"]) == (200, "planner", 1, "tool_wait")
+    assert row["service_s"] > 0
+    status, answer = await ask(rig, "POST", "/sessions/heartbeat", {"ids": ["run-1", "other"]})
+    assert (status, answer) == (200, {"lease_s": 60.0, "unknown": ["other"]})
+    for _ in range(2):
+        assert await ask(rig, "DELETE", "/sessions/run-1", {"reason": "ok"}) == (204, None)
+    assert (await ask(rig, "GET", "/sessions/run-1"))[1]["state"] == "ended"
+    assert await ask(rig, "DELETE", "/sessions/unknown") == (204, None)
+    await until(lambda: program_id_of("", "run-1") in rig.forgotten)
+
+
+async def test_an_end_with_calls_in_flight_drains(rig: Rig):
+    """The call goes on; then the session is over."""
+    rig.engine.stall_at = 0
+    call = asyncio.create_task(rig.chat({"X-Autellix-Session": "run-1"}))
+    await rig.engine.arrived.wait()
+    await ask(rig, "DELETE", "/sessions/run-1")
+    assert (await ask(rig, "GET", "/sessions/run-1"))[1]["state"] == "draining"
+    rig.engine.go.set()
+    assert (await call)[0] == 200
+    await rig.settled()
+    assert (await ask(rig, "GET", "/sessions/run-1"))[1]["state"] == "ended"
+
+
+async def test_the_server_chooses_an_id_when_asked(rig: Rig):
+    """A UUID of version 7, as hex."""
+    status, answer = await ask(rig, "POST", "/sessions", {})
+    assert status == 201
+    assert len(answer["id"]) == 32
+    assert answer["id"][12] == "7"
+    assert (await ask(rig, "GET", f"/sessions/{answer['id']}"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("PUT", "/sessions/run-1", {"name": ""}, "name"),
+        ("PUT", "/sessions/run-1", {"name": 7}, "name"),
+        ("PUT", "/sessions/run-1", {"metadata": {"x": "y" * 3000}}, "metadata"),
+        ("PUT", "/sessions/run-1", {"parent": "a b"}, "parent"),
+        ("PUT", "/sessions/run-1", {"pid": True}, "pid"),
+        ("PUT", "/sessions/no%20blank", {}, "session"),
+        ("DELETE", "/sessions/run-1", {"reason": "bored"}, "reason"),
+        ("POST", "/sessions/heartbeat", {"ids": "run-1"}, "ids"),
+        ("POST", "/sessions/heartbeat", {}, "ids"),
+    ],
+)
+async def test_a_wrong_field_is_named(rig: Rig, method: str, path: str, body: object, field: str):
+    """The error says field, value and what is allowed."""
+    status, answer = await ask(rig, method, path, body)
+    assert status == 400
+    assert answer["error"]["param"] == field
+    assert answer["error"]["message"].startswith(f"{field}: ")
+    assert "is not allowed; allowed is" in answer["error"]["message"]
+
+
+async def test_the_info_and_the_programs(rig: Rig):
+    """What the SDK asks first, and what the demo prints."""
+    status, info = await ask(rig, "GET", "/info")
+    assert (status, info["version"], info["lease_s"]) == (200, 1, 60.0)
+    await rig.chat({"X-Autellix-Session": "run-1"})
+    await rig.chat()
+    _, answer = await ask(rig, "GET", "/programs")
+    assert [row["name"] for row in answer["programs"]] == ["run-1", "untagged"]
+    assert answer["calls_in_flight"] == 0
+    _, answer = await ask(rig, "GET", "/sessions")
+    assert [row["session"] for row in answer["sessions"]] == ["run-1"]
+    _, answer = await ask(rig, "GET", "/engines")
+    assert answer == {"engines": [{"engine_id": "e0"}], "loads": {}}
+
+
+def entry(tenant: str, key: str, more: str = "") -> str:
+    """Return a configured key."""
+    return f"{tenant}:{hashlib.sha256(key.encode()).hexdigest()}{more}"
+
+
+async def test_keys_scope_ids_and_are_never_passed_on():
+    """Without a key nothing; with another key, another session."""
+    async with running(api_keys=(entry("red", "k1"), entry("blue", "k2", ":500"))) as rig:
+        status, _, answer = await rig.chat()
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        assert (await rig.chat({"authorization": "Bearer nope"}))[0] == 401
+        for header in ({"authorization": "Bearer k1"}, {"x-api-key": "k2"}):
+            status, _, _ = await rig.chat({**header, "X-Autellix-Session": "run-1"})
+            assert status == 200
+            assert "x-api-key" not in rig.engine.seen[-1].headers
+            assert rig.engine.seen[-1].headers["authorization"] == "Bearer engine-key"
+        assert rig.engine.seen[-1].headers["x-vllm-priority"] == "500"
+        assert len({p.program_id for p in rig.table.programs()}) == 2
+        assert (await ask(rig, "GET", "/sessions"))[0] == 401
+        _, answer = await ask(rig, "GET", "/programs", key="k1")
+        assert len(answer["programs"]) == 1
+        assert (await ask(rig, "GET", "/info"))[0] == 200
+
+
+async def test_an_admin_sees_everybody():
+    """An admin key is a key of its own."""
+    settings = {"api_keys": (entry("red", "k1"),), "admin_keys": (entry("root", "a1"),)}
+    async with running(**settings) as rig:
+        await rig.chat({"authorization": "Bearer k1", "X-Autellix-Session": "run-1"})
+        _, answer = await ask(rig, "GET", "/programs", key="a1")
+        assert len(answer["programs"]) == 1
+        assert (await rig.chat({"authorization": "Bearer a1"}))[0] == 401
+
+
+def test_malformed_keys_are_refused_without_showing_them(tmp_path):
+    """A key put where its hash belongs does not end in a log."""
+    with pytest.raises(ConfigError) as error:
+        parse_keys(["red:plain-secret"])
+    assert "secret" not in str(error.value)
+    path = tmp_path / "keys"
+    path.write_text(f"# keys\n\n{entry('red', 'k')}  # the first\n")
+    assert parse_keys(read_keys(path))[0].name == "red"
+
+
+async def test_limits_are_a_429_with_retry_after():
+    """All calls, and those of one key."""
+    async with running(calls_max=2, calls_per_key_max=1) as rig:
+        rig.engine.stall_at = 0
+        first = asyncio.create_task(rig.chat({"authorization": "Bearer a"}))
+        await rig.engine.arrived.wait()
+        status, headers, answer = await rig.chat({"authorization": "Bearer a"})
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert answer["error"]["type"] == "rate_limit_error"
+        rig.engine.arrived.clear()
+        second = asyncio.create_task(rig.chat({"authorization": "Bearer b"}))
+        await rig.engine.arrived.wait()
+        status, _, answer = await rig.chat({"authorization": "Bearer c"})
+        assert status == 429
+        assert "2 calls are in flight" in answer["error"]["message"]
+        rig.engine.go.set()
+        assert (await first)[0] == (await second)[0] == 200
+        await rig.settled()
+
+
+async def test_a_stored_response_is_asked_of_its_engine():
+    """By its id, under its key; a lost engine is a clear 404."""
+    async with running(2) as rig:
+        url = f"{rig.url}/v1/responses"
+        async with rig.client.post(url, json={"model": "m", "input": "hi"}) as response:
+            assert response.status == 200
+        owner = next(e for e in rig.engines if e.seen)
+        response_id = owner.seen[-1].body["request_id"]
+        assert response_id.startswith("resp_ax1-")
+        other = next(e for e in rig.engines if e is not owner)
+        for path in (f"/{response_id}", f"/{response_id}/cancel"):
+            method = "POST" if path.endswith("cancel") else "GET"
+            async with rig.client.request(method, url + path) as response:
+                assert response.status == 200
+        follow = {"model": "m", "input": "and?", "previous_response_id": response_id}
+        async with rig.client.post(url, json=follow) as response:
+            assert response.status == 200
+            assert response.headers["X-Autellix-Family"] == "previous_response_id"
+        assert len(owner.seen) == 4
+        assert other.seen == []
+        headers = {"authorization": "Bearer someone-else"}
+        async with rig.client.get(f"{url}/{response_id}", headers=headers) as response:
+            assert response.status == 404
+        owner.address = owner.address._replace(uds="gone")
+        async with rig.client.get(f"{url}/{response_id}") as response:
+            assert response.status == 404
+            assert "is gone" in (await response.json())["error"]["message"]
