@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml CMakeL
 MODEL  := models/smollm2
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup model demo test test-all lint types native bench clean help
+.PHONY: setup model demo test test-all lint types native bench compat clean help
 
 help:           ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,9 @@ native: $(STAMP) ## the C++ tests, with the address and undefined-behaviour sani
 	@$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug -DAUTELLIX_TESTS=ON -DAUTELLIX_WERROR=ON -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" > /dev/null
 	@$(BIN)/cmake --build build/native > /dev/null
 	@$(BIN)/ctest --test-dir build/native --output-on-failure
+
+compat: $(STAMP) ## the SDK with other Pythons and frameworks, each in its own environment; writes docs/compatibility.md
+	@$(BIN)/python -m tests.sdk.compat.run $(ENVIRONMENTS)
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,159 @@
+"""Make each environment, run its tests in it, and write the table of what happened.
+
+    python -m tests.sdk.compat.run [NAME …]
+
+The interpreters are ``python3.10`` and so on from PATH, or from ``PYTHONS``, a list of folders.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from .environments import ENVIRONMENTS, Environment
+
+ROOT = Path(__file__).parents[3]
+HOME = ROOT / ".venv-compat"
+TABLE = ROOT / "docs" / "compatibility.md"
+TOOLS = ("pytest>=9", "pytest-asyncio", "pytest-timeout", "typing_extensions")
+HEAD = """\
+# Compatibility
+
+Written by `make compat`; do not edit. Each row is an environment of its own, made from scratch with
+the newest versions that its requirement allows. The tests ask a fake OpenAI server on loopback what
+session, thread and parent each call carried.
+
+| environment | Python | versions | tests passed | skipped | failed |
+|---|---|---|---|---|---|
+"""
+
+
+class Outcome(NamedTuple):
+    """What the tests of one environment did."""
+
+    environment: Environment
+    python: str
+    versions: str
+    passed: int
+    skipped: int
+    failed: tuple[str, ...]
+    cases: tuple[tuple[str, str], ...]  # what was shown, and how it ended
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of this version that starts, or None."""
+    folders = os.environ.get("PYTHONS", "").replace(":", os.pathsep)
+    path = os.pathsep.join(p for p in (folders, os.environ.get("PATH", "")) if p)
+    found = shutil.which(f"python{version}", path=path)
+    if found is None or subprocess.run([found, "-V"], capture_output=True).returncode != 0:
+        return None
+    return found
+
+
+def prepare(environment: Environment) -> Path | None:
+    """Return the interpreter of a fresh environment, or None if there is no such Python."""
+    python = find_python(environment.python)
+    if python is None:
+        return None
+    folder = HOME / environment.name
+    inside = folder / "bin" / "python"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    install = [str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *TOOLS, *environment.packages], check=True)
+    return inside
+
+
+def run(environment: Environment, python: Path) -> Outcome:
+    """Run the tests of an environment."""
+    report = HOME / f"{environment.name}.xml"
+    report.unlink(missing_ok=True)
+    command = [str(python), "-m", "pytest", "-q", "-c", "tests/sdk/compat/pytest.ini",
+               "--rootdir", str(ROOT), f"--junitxml={report}", *environment.tests]  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTELLIX_", "OPENAI_"))}
+    env["PYTHONPATH"] = str(ROOT / "sdk")
+    subprocess.run(command, cwd=ROOT, env=env)
+    passed, skipped, failed, cases = 0, 0, [], []
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        name = case.get("name", "?").removeprefix("test_").replace("_", " ")
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            failed.append(name)
+        elif "skipped" in kinds:
+            skipped += 1
+        else:
+            passed += 1
+        cases.append((name, "failed" if name in failed else "skipped" if "skipped" in kinds else "✓"))
+    if not cases:
+        failed.append("the tests did not run")
+    versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
+    full = subprocess.run(
+        [str(python), "-c", "import platform; print(platform.python_version())"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    return Outcome(environment, full, versions, passed, skipped, tuple(failed), tuple(cases))
+
+
+def version_of(python: Path, package: str) -> str:
+    """Return the installed version of a package."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() or "none"
+
+
+def write(outcomes: Sequence[Outcome], missing: Sequence[Environment]) -> None:
+    """Write the table."""
+    rows = [
+        f"| {o.environment.name} | {o.python} | {o.versions} | {o.passed} | {o.skipped} "
+        f"| {'; '.join(o.failed) or '0'} |"
+        for o in outcomes
+    ]
+    rows += [
+        f"| {e.name} | {e.python} | not run: no such Python here | | | |" for e in missing
+    ]
+    text = HEAD + "\n".join(rows) + "\n"
+    frameworks = [o for o in outcomes if len(o.environment.tests) == 1]
+    if frameworks:
+        text += "\n## What was shown with each framework\n"
+    for outcome in frameworks:
+        text += f"\n### {outcome.environment.name}\n\n"
+        text += "\n".join(f"* {name}: {how}" for name, how in outcome.cases) + "\n"
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(text)
+
+
+def main(names: Sequence[str]) -> int:
+    """Run all environments, or those named; returns 0 if nothing failed."""
+    chosen = [e for e in ENVIRONMENTS if not names or e.name in names]
+    outcomes, missing = [], []
+    for environment in chosen:
+        sys.stdout.write(f"· {environment.name}: {', '.join(environment.packages)}\n")
+        sys.stdout.flush()
+        try:
+            python = prepare(environment)
+        except subprocess.CalledProcessError as error:
+            nothing = (f"could not be installed ({error.returncode})",)
+            outcomes.append(Outcome(environment, environment.python, "", 0, 0, nothing, ()))
+            continue
+        if python is None:
+            missing.append(environment)
+            continue
+        outcomes.append(run(environment, python))
+    if not names:
+        write(outcomes, missing)
+    for outcome in outcomes:
+        sys.stdout.write(
+            f"{outcome.environment.name}: {outcome.passed} passed, {outcome.skipped} skipped, "
+            f"failed: {'; '.join(outcome.failed) or 'none'}\n"
+        )
+    return 1 if any(o.failed for o in outcomes) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
