@@ -10,7 +10,7 @@ Pure: this file moves no byte.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -113,8 +113,18 @@ class SessionEnded(msgspec.Struct, tag="session_ended", frozen=True, kw_only=Tru
     program_ids: tuple[str, ...]
 
 
+class PolicyWanted(msgspec.Struct, tag="policy_wanted", frozen=True, kw_only=True):
+    """Order calls by this policy from the next step on; the engine answers with a new hello.
+
+    ``settings`` are those of ``server.policy.config``; absent ones are the defaults. An engine that
+    cannot read them keeps its policy.
+    """
+
+    settings: dict[str, Any]
+
+
 UpMessage = Hello | Accounting | Heartbeat | Bye
-DownMessage = HelloWanted | Resend | SessionEnded
+DownMessage = HelloWanted | Resend | SessionEnded | PolicyWanted
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpMessage)

@@ -64,6 +64,11 @@ def check_version() -> None:
         )
 
 
+def version() -> str:
+    """Return vLLM's version."""
+    return str(vllm.__version__)
+
+
 def check_config(vllm_config: Any) -> None:
     """Refuse what cannot work together with program-aware scheduling.
 

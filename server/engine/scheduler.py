@@ -14,6 +14,7 @@ vLLM's ``schedule()`` is not copied and not overridden in its body. Around it:
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from autellix.errors import ConfigError
+
+from ..channel import CHANNEL_VERSION, Heartbeat, Hello, PolicyWanted, SessionEnded
 from ..clock import Clock, SystemClock
 from ..policy.base import Arrival
 from ..policy.call import Call, Key
@@ -32,6 +36,8 @@ from ..policy.leveled import make_policy
 from ..policy.victim import Running, Waiting, choose_for_room, choose_victims
 from . import compat
 from .accounts import Accounts
+from .control import EngineChannel, read_settings
+from .lifetime import die_with_parent
 from .waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -67,7 +73,7 @@ class AutellixScheduler(AsyncScheduler):
         settings = self.vllm_config.additional_config or {}
         self.config: PolicyConfig = parse_config(settings.get("autellix"))
         self.autellix = make_policy(self.config)
-        self.accounts = Accounts()
+        self.accounts, self.channel = self._open_channel()
         self.calls: dict[str, Call] = {}
         # vLLM's own victim is then the last of `running`, which is our worst; with `priority` it
         # would look for the largest header instead.
@@ -84,6 +90,8 @@ class AutellixScheduler(AsyncScheduler):
         self._preempt_again_at = 0  # steps done at which the last victims' blocks are free for sure
         self._window_open = True
         self._unsorted = True
+        if self.channel is not None:
+            self.channel.start()
         logger.info(
             "autellix: policy %s, %d levels, async scheduling %s, model runner V%d",
             self.config.policy,
@@ -101,6 +109,7 @@ class AutellixScheduler(AsyncScheduler):
 
     def add_request(self, request: Request) -> None:
         """Give a new call its level; everything else is vLLM's."""
+        self._read_inbox()
         if request.request_id not in self.requests:
             now_s = self.clock.now_s()
             identity = compat.identify(request, self.accounts.key)
@@ -152,10 +161,80 @@ class AutellixScheduler(AsyncScheduler):
         self.kv_holding_waiting.reorder(None, 0)
         self._window_open = self._unsorted = True
 
+    # ── the control channel ────────────────────────────────────────────────────────────────────
+
+    def _open_channel(self) -> tuple[Accounts, EngineChannel | None]:
+        """Return the accounts, and the channel that their reports go to if there is a gateway."""
+        settings = read_settings(os.environ)
+        accounts = Accounts(settings.key)
+        if settings.endpoint is None:
+            return accounts, None
+        parent = die_with_parent()
+        channel = EngineChannel(settings, self._hello, self._heartbeat, parent=parent)
+        accounts.on_report = channel.report
+        return accounts, channel
+
+    def _hello(self, boot_id: str) -> Hello:
+        return Hello(
+            version=CHANNEL_VERSION,
+            engine_id=read_settings(os.environ).engine_id,
+            boot_id=boot_id,
+            rank=self.parallel_config.data_parallel_index,
+            pid=os.getpid(),
+            vllm_version=compat.version(),
+            scheduler=type(self).__name__,
+            policy=self.config.policy,
+            async_scheduling=bool(self.scheduler_config.async_scheduling),
+            slots=self.max_num_active_reqs,
+            kv_blocks=int(self.cache_config.num_gpu_blocks or 0),
+            block_tokens=self.block_size,
+        )
+
+    def _heartbeat(self, boot_id: str, last_seq: int) -> Heartbeat:
+        """Return the state of the engine. Runs in the channel's thread: reads single figures."""
+        accounts = self.accounts
+        started_s = accounts.step_started_s
+        return Heartbeat(
+            boot_id=boot_id,
+            last_seq=last_seq,
+            step=accounts.step,
+            step_age_s=None if started_s is None else max(0.0, self.clock.now_s() - started_s),
+            longest_step_s=accounts.longest_step_s,
+            running=len(self.running),
+            waiting=len(self.waiting) + len(self.kv_holding_waiting),
+            kv_blocks_free=int(self.kv_cache_manager.block_pool.get_num_free_blocks()),
+            computed_tokens=accounts.computed_tokens,
+            recomputed_tokens=accounts.recomputed_tokens,
+            preemptions=accounts.preemptions,
+            level_waiting=tuple(
+                self.waiting.count(level) for level in range(1, self.config.levels + 1)
+            ),
+        )
+
+    def _read_inbox(self) -> None:
+        channel = self.channel
+        while channel is not None and channel.inbox:
+            message = channel.inbox.popleft()
+            if isinstance(message, SessionEnded):
+                self.autellix.ledger.forget(message.program_ids)
+            elif isinstance(message, PolicyWanted):
+                try:
+                    self.set_policy(parse_config(message.settings))
+                except ConfigError as error:
+                    logger.warning("autellix: the policy stays as it is: %s", error)
+                channel.say_hello()
+
+    def shutdown(self) -> None:
+        """End the channel; nothing depends on this being called."""
+        if self.channel is not None:
+            self.channel.close()
+        super().shutdown()
+
     # ── one step ───────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Order, preempt where it pays, let vLLM form the batch, and note who runs."""
+        self._read_inbox()
         now_s = self.clock.now_s()
         self.waiting.begin_step()
         self.kv_holding_waiting.begin_step()
