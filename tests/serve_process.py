@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 START_S_MAX = 150.0
 _MARK = "AUTELLIX_TEST_RUN"
+_PORT = "AUTELLIX_SERVER_PORT"  # a variable, as arguments may end with some for vLLM
 
 
 class Reply(NamedTuple):
@@ -71,7 +72,7 @@ def exchange(
 class ServeProcess:
     """One running server; ``arguments`` are those of ``autellix serve``."""
 
-    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, log: Path, *arguments: str) -> None:
         self.log = log
         self.mark = secrets.token_hex(8)
         self._port: int | None = None
@@ -83,11 +84,9 @@ class ServeProcess:
                     "import sys; from autellix.cli import main; sys.exit(main())",
                     "serve",
                     *arguments,
-                    "--port",
-                    "0",
                 ],
                 cwd=ROOT,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", _MARK: self.mark, **environment},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", _MARK: self.mark, _PORT: "0"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -239,12 +238,12 @@ def wait_until(
 
 
 @contextlib.contextmanager
-def serving(log: Path, *arguments: str, **environment: str) -> Iterator[ServeProcess]:
+def serving(log: Path, *arguments: str) -> Iterator[ServeProcess]:
     """Run a server until it is ready; afterwards stop it in good order and check that it is gone.
 
     A test may have killed it meanwhile: then only its being gone is checked.
     """
-    server = ServeProcess(log, *arguments, **environment)
+    server = ServeProcess(log, *arguments)
     try:
         server.wait_ready()
         yield server
