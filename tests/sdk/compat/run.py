@@ -89,7 +89,9 @@ def run(environment: Environment, python: Path) -> Outcome:
             skipped += 1
         else:
             passed += 1
-        cases.append((name, "failed" if name in failed else "skipped" if "skipped" in kinds else "✓"))
+        cases.append(
+            (name, "failed" if name in failed else "skipped" if "skipped" in kinds else "✓")
+        )
     if not cases:
         failed.append("the tests did not run")
     versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
@@ -114,9 +116,7 @@ def write(outcomes: Sequence[Outcome], missing: Sequence[Environment]) -> None:
         f"| {'; '.join(o.failed) or '0'} |"
         for o in outcomes
     ]
-    rows += [
-        f"| {e.name} | {e.python} | not run: no such Python here | | | |" for e in missing
-    ]
+    rows += [f"| {e.name} | {e.python} | not run: no such Python here | | | |" for e in missing]
     text = HEAD + "\n".join(rows) + "\n"
     frameworks = [o for o in outcomes if len(o.environment.tests) == 1]
     if frameworks:
