@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from autellix import wire
@@ -69,6 +69,7 @@ class ProcessTable:
         )  # open, no call in flight, oldest first
         self._tombstones: OrderedDict[str, None] = OrderedDict()
         self._calls: dict[str, Call] = {}
+        self._open: dict[str, Call] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()  # ended calls, whose report may come
         self._loads: dict[str, int] = {}
         self._due: list[tuple[float, int, Program]] = []  # one entry a program; see `sweep`
@@ -107,10 +108,18 @@ class ProcessTable:
     @property
     def in_flight(self) -> int:
         """The calls in flight."""
-        return len(self._calls) - len(self._closed)
+        return len(self._open)
 
-    def open_program(self, scope: str, session: str, now_s: float) -> Program:
+    def open_program(
+        self, scope: str, session: str, now_s: float, *, reopen: bool = False
+    ) -> Program:
         """Return the program of a session, made if it is new, revived if it had expired.
+
+        Args:
+            scope: Whose key it is.
+            session: The client's id.
+            now_s: The time.
+            reopen: An ended session begins again, with the service it had: its owner says so.
 
         Raises:
             TableFull: there is no room for a new one.
@@ -119,6 +128,8 @@ class ProcessTable:
         program = self._programs.get(program_id)
         if program is None:
             program = self._add(program_id, scope, session, now_s)
+        elif reopen and program.ended_s is not None:
+            program.ended_s = program.end_reason = None
         self._touch(program, now_s)
         return program
 
@@ -150,7 +161,7 @@ class ProcessTable:
         program.account.begin(call.cost)
         program.last_call_s = now_s
         program.in_flight += 1
-        self._calls[fresh_id] = call
+        self._calls[fresh_id] = self._open[fresh_id] = call
         self._silent.pop(program.program_id, None)
         self._tombstones.pop(program.program_id, None)
         if program.expired:
@@ -181,6 +192,7 @@ class ProcessTable:
         if call.ended:
             return
         call.ended = True
+        del self._open[call.call_id]
         program = call.program
         before_s = call.cost.charged_s
         call.cost.ended = True
@@ -284,20 +296,49 @@ class ProcessTable:
         self._over.clear()
         return over
 
-    def take_changed(self) -> list[Program]:
-        """Return the programs that have changed since the last time this was asked."""
-        changed = [p for i in self._changed if (p := self._programs.get(i)) is not None]
+    def take_changed(self, now_s: float) -> list[tuple[Program, float]]:
+        """Return the programs that have changed since the last time this was asked.
+
+        With each comes its service, the wall time so far of its calls in flight included: that is
+        what is to be remembered if everything stops now.
+        """
+        running_s: dict[str, float] = {}
+        for call in self._open.values():
+            program_id = call.program.program_id
+            self._changed[program_id] = None
+            if not call.cost.reports:
+                so_far_s = max(0.0, now_s - call.begun_s)
+                known_s = running_s.get(program_id, 0.0)
+                running_s[program_id] = (
+                    known_s + so_far_s if self.accounting == "plas" else max(known_s, so_far_s)
+                )
+        changed = [
+            (program, program.account.service_s + running_s.get(program_id, 0.0))
+            for program_id in self._changed
+            if (program := self._programs.get(program_id)) is not None
+        ]
         self._changed.clear()
         return changed
 
-    def restore(self, program: Program, service_s: float, now_s: float) -> None:
-        """Take over a program of an earlier life of the gateway, with the service it had."""
+    def put_back(self, programs: Iterable[Program]) -> None:
+        """Take programs as changed again, that could not be remembered."""
+        self._changed.update((program.program_id, None) for program in programs)
+
+    def restore(self, program: Program, service_s: float, now_s: float) -> bool:
+        """Take over a program of an earlier life of the gateway, with the service it had.
+
+        Returns:
+            False if the table is full or knows the program already.
+        """
+        if program.program_id in self._programs or len(self._programs) >= self._programs_max:
+            return False
         program.account = self._account()
         program.account.restore(service_s)
         self._programs[program.program_id] = program
         program.lease_until_s = now_s + self.lease_s
         self._arm(program, program.lease_until_s)
         (self._tombstones if program.is_tombstone else self._silent)[program.program_id] = None
+        return True
 
     def check_integrity(self) -> list[str]:
         """Return what does not add up: an empty list, unless there is a mistake in this file."""
@@ -311,7 +352,9 @@ class ProcessTable:
                 loads[call.engine_id] = loads.get(call.engine_id, 0) + 1
         if loads != self._loads:
             wrong.append(f"loads are {self._loads}, the calls in flight say {loads}")
-        if len(open_calls) != self.in_flight:
+        if len(open_calls) != self.in_flight or len(self._closed) + self.in_flight != len(
+            self._calls
+        ):
             wrong.append(f"{self.in_flight} calls in flight, {len(open_calls)} not ended")
         for program_id, program in self._programs.items():
             if program.in_flight != in_flight.get(program_id, 0):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from ..process_table import ProcessTable
 from . import health, relay, sessions
 from .config import GatewayConfig
 from .errors import ApiError, NotFound
+from .journal import Journal
 from .keys import parse_keys
 from .responses import ResponseHomes
 from .state import GATEWAY, Gateway
@@ -135,12 +137,21 @@ def _add_routes(router: web.UrlDispatcher) -> None:
 
 
 async def _run(app: web.Application) -> AsyncIterator[None]:
-    """Own the sweeping of the table and the connections to the engines."""
+    """Own the sweeping of the table, the journal and the connections to the engines."""
     gateway = app[GATEWAY]
-    gateway.sweeper = asyncio.create_task(_sweep(gateway), name="gateway sweep")
+    tasks = [asyncio.create_task(_sweep(gateway), name="gateway sweep")]
+    journal = None
+    if gateway.config.state:
+        journal = Journal(Path(gateway.config.state), gateway.table, gateway.clock)
+        _log.info("%d sessions are back from the journal", journal.restore())
+        tasks.append(asyncio.create_task(journal.run(), name="gateway journal"))
     yield
-    gateway.sweeper.cancel()
-    await asyncio.gather(gateway.sweeper, return_exceptions=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if journal is not None:
+        await journal.flush()
+        journal.close()
     gateway.connections.close()
 
 

@@ -140,7 +140,7 @@ async def _open(request: web.Request, session: str, status: int) -> web.Response
     gateway, scope, document = await _read(request)
     opener = _check_opener(document)
     try:
-        program = gateway.table.open_program(scope, session, gateway.clock.now_s())
+        program = gateway.table.open_program(scope, session, gateway.clock.now_s(), reopen=True)
     except TableFull as error:
         raise Busy(f"the process table is full: {error}") from None
     _describe(program, opener)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,7 +46,6 @@ class Gateway:
     flights: dict[str, Flight] = field(default_factory=dict)
     flights_by_scope: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    sweeper: asyncio.Task[None] | None = None
 
     def count(self, what: str) -> None:
         """Add one to a counter of the gateway."""

@@ -239,6 +239,20 @@ def test_a_heartbeat_renews_and_a_leaked_one_ends_after_a_day():
     assert not table.renew(program.program_id, now_s)
 
 
+def test_an_ended_session_begins_again_when_its_owner_says_so():
+    """A start of an id that has been used goes on with the service it had."""
+    table = ProcessTable()
+    calls = Calls(table)
+    call = calls.begin(0.0)
+    table.end_call(call, 2.0)
+    table.end_program(call.program, "ok", 2.0)
+    assert table.open_program("", "s", 3.0).state(3.0) is ProgramState.ENDED
+    program = table.open_program("", "s", 3.0, reopen=True)
+    assert program.state(3.0) is ProgramState.TOOL_WAIT
+    assert program.account.service_s == 2.0
+    assert table.check_integrity() == []
+
+
 def test_a_full_table_forgets_tombstones_then_silent_programs_then_refuses():
     """A program with a call in flight is never dropped."""
     table = ProcessTable(programs_max=3)
