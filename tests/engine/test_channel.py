@@ -74,7 +74,6 @@ async def test_each_call_is_reported_once_with_its_figures(endpoint: str):
         assert (finished.prompt_tokens, finished.output_tokens) == (6, 5)
         assert (aborted.reason, aborted.service_s) == ("abort", 2)
         assert forged.program_id is None
-        assert forged.wait_s > 0
         program = scheduler.autellix.ledger.get(PROGRAM)
         assert program.sum_s == 2 + 5 + 2  # the gateway's figure, and what was used here
         await wait_for(lambda: peer.heartbeat is not None and peer.heartbeat.last_seq == 3)
