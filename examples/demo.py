@@ -36,6 +36,7 @@ AGENTS = {  # file → the framework in it; the last one starts when the others 
     "short_agent.py": "openai",
 }
 ENGINE_ARGS = ("--max-num-seqs", "2", "--max-model-len", "2048")  # two slots: so that calls queue
+API_KEY = "none"  # whose programs we ask for: the server shows everyone their own
 START_LIMIT_S = 300.0
 AGENTS_LIMIT_S = 240.0
 STOP_LIMIT_S = 20.0
@@ -102,8 +103,9 @@ class Children:
 
 def get_json(url: str, limit_s: float = 5.0) -> Any:
     """Return the JSON at ``url``, or None if there is none now."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {API_KEY}"})
     try:
-        with urllib.request.urlopen(url, timeout=limit_s) as answer:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
             body = answer.read()
     except (urllib.error.URLError, OSError):
         return None
@@ -168,8 +170,7 @@ def server(policy: str, children: Children) -> Iterator[str]:
     try:
         yield url
     finally:
-        say("  stopping the server")
-        children.stop()
+        child.terminate()  # it ends in the background; `main` waits for it
 
 
 def programs_of(url: str) -> list[dict[str, Any]]:
@@ -181,7 +182,7 @@ def programs_of(url: str) -> list[dict[str, Any]]:
 
 def run_agents(url: str, policy: str, children: Children) -> list[dict[str, Any]]:
     """Run all agents at the same time, and return the server's rows when they have ended."""
-    env = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "smollm2"}
+    env = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": API_KEY, "OPENAI_MODEL": "smollm2"}
     outputs = {name: LOGS / f"{Path(name).stem}-{policy}.log" for name in AGENTS}
     running = {}
 
