@@ -22,7 +22,7 @@ async def main() -> None:
     """Run the team."""
     client = OpenAIChatCompletionClient(
         model=os.environ.get("OPENAI_MODEL", "gpt-4o-mini"),
-        max_tokens=32,
+        max_tokens=24,
         temperature=0,
         model_info={
             "family": "unknown",

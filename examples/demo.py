@@ -241,7 +241,7 @@ def places(rows: Sequence[dict[str, Any]]) -> dict[str, Place]:
 def table_of(rows: Sequence[dict[str, Any]], policy: str) -> Table:
     """Return what the server knows, as a table."""
     table = Table(title=f"What the server knows (policy {policy})", title_justify="left")
-    table.add_column("program")
+    table.add_column("program", no_wrap=True)
     table.add_column("framework")
     for title in ("calls", "threads", "tokens", "level", "wait s", "service s", "response s"):
         table.add_column(title, justify="right")
@@ -253,14 +253,23 @@ def table_of(rows: Sequence[dict[str, Any]], policy: str) -> Table:
             AGENTS[row["name"]],
             str(row["calls"]),
             str(len(row["threads"])),
-            str(row["output_tokens"]),
-            "-" if row["level"] is None else str(row["level"]),
-            f"{row['wait_s']:.1f}",
-            f"{row['service_s']:.1f}",
+            *measured(row),
             f"{row['response_s']:.1f}",
             f"#{ranks[row['name']].rank}",
         )
     return table
+
+
+def measured(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return tokens, level, wait and service; a dash for what no engine has reported.
+
+    Where the engine reports nothing, the service is the time from a call's start to its end, queue
+    included, and is marked with a tilde.
+    """
+    if row["calls_by_wall_time"]:
+        return "-", "-", "-", f"~{row['service_s']:.1f}"
+    level = "-" if row["level"] is None else str(row["level"])
+    return str(row["output_tokens"]), level, f"{row['wait_s']:.1f}", f"{row['service_s']:.1f}"
 
 
 def comparison(results: dict[str, dict[str, Place]]) -> Table:

@@ -26,7 +26,7 @@ def think(state: MessagesState) -> dict:
     turns = sum(message.type == "tool" for message in state["messages"])
     choice = "required" if turns < 2 else "none"
     with_tool = model.bind_tools([multiply], tool_choice=choice, strict=True)
-    return {"messages": [with_tool.invoke(state["messages"], max_tokens=40)]}
+    return {"messages": [with_tool.invoke(state["messages"], max_tokens=32)]}
 
 
 def act_or_end(state: MessagesState) -> str:
@@ -48,7 +48,7 @@ def branch(question: str):
 
 
 def report(state: Report) -> dict:
-    return {"text": model.invoke("Sum up:\n" + "\n".join(state["notes"]), max_tokens=40).text}
+    return {"text": model.invoke("Sum up:\n" + "\n".join(state["notes"]), max_tokens=32).text}
 
 
 graph = StateGraph(Report).add_node(report)

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 import autellix  # the only line that autellix needs
 
-LINES = 5
+LINES = 4
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-4o-mini")
 client = OpenAI()
 
@@ -32,8 +32,8 @@ def main() -> None:
     """Run the agent."""
     story = ["A fox met a crow at the river."]
     for _ in range(LINES):
-        story.append(ask("Go on with this story:\n" + "\n".join(story[-2:]), max_tokens=40))
-    summary = ask("Say this in one short sentence:\n" + " ".join(story)[-600:], max_tokens=24)
+        story.append(ask("Go on with this story:\n" + "\n".join(story[-2:]), max_tokens=32))
+    summary = ask("Say this in one short sentence:\n" + " ".join(story)[-600:], max_tokens=20)
     print(f"loop agent: {len(story)} parts; in short: {summary.splitlines()[0]}")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = ("loop_agent", "short_agent", "langgraph_agent", "autogen_team")
-CALLS = {"loop_agent": 6, "short_agent": 6, "langgraph_agent": 7, "autogen_team": 4}
+CALLS = {"loop_agent": 5, "short_agent": 6, "langgraph_agent": 7, "autogen_team": 4}
 
 
 class Seen(NamedTuple):

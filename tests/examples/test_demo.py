@@ -43,6 +43,7 @@ def row(name: str, response_s: float, age_s: float, **more: Any) -> dict[str, An
         "service_s": 2.5,
         "calls": 4,
         "calls_in_flight": 0,
+        "calls_by_wall_time": 0,
         "threads": [{}, {}],
         "output_tokens": 40,
         "level": 1,
@@ -81,6 +82,14 @@ def test_the_tables_show_every_program():
     text = out.getvalue()
     for part in ("AutoGen", "LangGraph", "openai", "level", "1.2", "2.5", "#4", "fcfs", "plas"):
         assert part in text
+
+
+def test_what_no_engine_reported_is_not_shown_as_zero():
+    """A dash stands for an unknown level and wait; service by the clock is marked."""
+    assert demo.measured(ROWS[0]) == ("40", "1", "1.2", "2.5")
+    assert demo.measured(ROWS[1]) == ("40", "-", "1.2", "2.5")
+    by_clock = row("loop_agent.py", 1, 1, calls_by_wall_time=3)
+    assert demo.measured(by_clock) == ("-", "-", "-", "~2.5")
 
 
 def test_an_open_or_missing_program_is_an_error():
