@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 from collections import deque
 from typing import Final
 
@@ -27,6 +28,7 @@ from ..types import EngineAddress
 HEAD_BYTES_MAX: Final = 64 << 10
 CLIENT_BUFFER_BYTES: Final = 256 << 10
 IDLE_MAX: Final = 512  # unused connections kept to one engine
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: |\Z)")
 HOP: Final = (b"connection:", b"keep-alive:", b"proxy-connection:", b"x-request-id:", b"upgrade:")
 
 
@@ -183,6 +185,8 @@ class Upstream(asyncio.Protocol):
             self.bytes_sent += len(out)
         if self._has_ended():  # the parser has said so, meanwhile
             self._wake(Event.DONE)
+        elif self._parsed_whole():  # the parser is laxer about the end of a head than we are
+            self._fail(Broken("the head of the answer has no proper end", head_sent=False))
         elif sink.get_write_buffer_size() > CLIENT_BUFFER_BYTES and not self._full:
             self._full = True
             if self._transport is not None:
@@ -221,7 +225,10 @@ class Upstream(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive()
 
     def _has_ended(self) -> bool:
-        return self._complete and self._head_sent
+        return self._complete and self._head_sent and self._error is None
+
+    def _parsed_whole(self) -> bool:
+        return self._complete and self._error is None
 
     def _cut_head(self) -> bytes:
         """Return the rewritten head and what follows it, or nothing if it is not all there."""
@@ -233,7 +240,11 @@ class Upstream(asyncio.Protocol):
                 return b""
             lines = self._head[:end].split(b"\r\n")
             rest = self._head[end + 4 :]
-            self.status = int(lines[0][9:12])
+            status = _STATUS_LINE.match(lines[0])
+            if status is None:
+                self._fail(Broken("the answer has no status line", head_sent=False))
+                return b""
+            self.status = int(status[1])
             if self.status >= 200:
                 break
             self._head = rest  # an interim answer is for us, not for the client
