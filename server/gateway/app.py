@@ -25,8 +25,11 @@ from .errors import ApiError, NotFound
 from .journal import Journal
 from .keys import parse_keys
 from .responses import ResponseHomes
+from .server import make_runner
 from .state import GATEWAY, Gateway
 from .upstream import CLIENT_BUFFER_BYTES, Connections
+
+__all__ = ["create_app", "make_runner"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,22 +99,6 @@ def create_app(
     _add_routes(app.router)
     app.cleanup_ctx.append(_run)
     return app
-
-
-def make_runner(app: web.Application) -> web.AppRunner:
-    """Return a runner with the settings that the relay needs.
-
-    A handler is cancelled when its client hangs up, which is what cancels the engine's call.
-    """
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=75.0,
-        max_line_size=16 << 10,
-        max_field_size=16 << 10,
-        shutdown_timeout=5.0,
-    )
 
 
 def _add_routes(router: web.UrlDispatcher) -> None:

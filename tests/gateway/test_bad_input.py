@@ -165,3 +165,38 @@ async def test_a_slow_reader_gets_everything():
                 got += data.count(b"y")
         assert got == 3_000_000
         await rig.settled()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/" + b"y" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"no http at all\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: abc\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n"
+        b"transfer-encoding: chunked\r\n\r\n{}",
+    ],
+)
+async def test_what_is_no_http_is_a_400_in_openais_form(rig: Rig, request_bytes: bytes):
+    """A header over the limit, a broken line, smuggling by two lengths."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(request_bytes)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head[9:13] == b"400 "
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert (await rig.chat())[0] == 200
+
+
+async def test_a_client_that_never_says_what_it_wants_is_cut_off(monkeypatch):
+    """A connection without a whole request line and headers does not stay."""
+    monkeypatch.setattr("autellix.server.gateway.server.FIRST_REQUEST_S", 0.1)
+    async with running() as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert (await rig.chat())[0] == 200
