@@ -109,9 +109,9 @@ def test_a_refused_port_delays_nobody(talk: Talk):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0) as client:
-        with autellix.session(), pytest.raises(openai.APIConnectionError):
-            client.completions.create(model="fake", prompt="hi")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
+    with client, autellix.session(), pytest.raises(openai.APIConnectionError):
+        client.completions.create(model="fake", prompt="hi")
     autellix.flush(0.3)
     assert autellix.status().server == {f"http://127.0.0.1:{port}": "unreachable"}
 

@@ -24,7 +24,7 @@ class Environment(NamedTuple):
 
 
 def _own(name: str, python: str, *packages: str, test: str, shows: str) -> Environment:
-    return Environment(name, python, packages, (f"tests/sdk/compat/{test}",), (shows, "openai"))
+    return Environment(name, python, packages, (f"tests/sdk/{test}",), (shows, "openai"))
 
 
 ENVIRONMENTS: Final = (

@@ -65,7 +65,7 @@ def prepare(environment: Environment) -> Path | None:
     inside = folder / "bin" / "python"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    install = [str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [str(inside), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, *TOOLS, *environment.packages], check=True)
     return inside
 
@@ -75,7 +75,8 @@ def run(environment: Environment, python: Path) -> Outcome:
     report = HOME / f"{environment.name}.xml"
     report.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", "-c", "tests/sdk/compat/pytest.ini",
-               "--rootdir", str(ROOT), f"--junitxml={report}", *environment.tests]  # fmt: skip
+               "--rootdir", str(ROOT), "--confcutdir", str(ROOT), f"--junitxml={report}",
+               *environment.tests]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTELLIX_", "OPENAI_"))}
     env["PYTHONPATH"] = str(ROOT / "sdk")
     subprocess.run(command, cwd=ROOT, env=env)
@@ -84,14 +85,15 @@ def run(environment: Environment, python: Path) -> Outcome:
         name = case.get("name", "?").removeprefix("test_").replace("_", " ")
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
+            how = "failed"
             failed.append(name)
         elif "skipped" in kinds:
+            how = "skipped"
             skipped += 1
         else:
+            how = "✓"
             passed += 1
-        cases.append(
-            (name, "failed" if name in failed else "skipped" if "skipped" in kinds else "✓")
-        )
+        cases.append((name, how))
     if not cases:
         failed.append("the tests did not run")
     versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
