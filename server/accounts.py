@@ -25,7 +25,7 @@ class Cost:
         self.model_s = 0.0
         self.reports: tuple[str, ...] = ()  # the engine requests of this call that have reported
         self.ended = False
-        self.attempts: list[Cost] = [self]  # shared by all attempts of a call
+        self.attempts: list[Cost] | None = None  # of a call tried again: shared by all of them
         self.start_s = 0.0
         self.waits_on: list[Cost] = []
 
@@ -37,7 +37,16 @@ class Cost:
     @property
     def charged_s(self) -> float:
         """What the call costs, however often it was tried: its dearest attempt."""
+        if self.attempts is None:  # no list of one: it would be a cycle for each call
+            return self.cost_s
         return max(attempt.cost_s for attempt in self.attempts)
+
+    def share_with(self, later: Cost) -> None:
+        """Make ``later`` another attempt of the same call."""
+        if self.attempts is None:
+            self.attempts = [self]
+        self.attempts.append(later)
+        later.attempts = self.attempts
 
 
 class Account(Protocol):
@@ -103,7 +112,7 @@ class PathAccount:
 
     def begin(self, cost: Cost) -> None:
         """See `Account`."""
-        first = cost.attempts[0]
+        first = cost.attempts[0] if cost.attempts else cost
         if first is not cost:  # a retry starts where the call did
             cost.start_s, cost.waits_on = first.start_s, list(first.waits_on)
         else:

@@ -410,8 +410,7 @@ class ProcessTable:
     def _again(self, earlier: Call, attempt: int, call_id: str, now_s: float) -> Call:
         """Begin another attempt of ``earlier``: the same call, counted and charged once."""
         call = Call(call_id, earlier.program, earlier.key, now_s, earlier.parents, attempt)
-        call.cost.attempts = earlier.cost.attempts
-        call.cost.attempts.append(call.cost)
+        earlier.cost.share_with(call.cost)
         program = earlier.program
         program.calls_retried += 1
         if earlier.ended:  # it was counted, and is now open again
@@ -480,6 +479,7 @@ class ProcessTable:
     def _drop(self, program: Program) -> None:
         program_id = program.program_id
         del self._programs[program_id]
+        program.recent.clear()  # else program and calls hold each other
         self._silent.pop(program_id, None)
         if self._tombstones.pop(program_id, 0) is not None:  # else it was told when it was buried
             self._over[program_id] = None

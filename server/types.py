@@ -29,7 +29,7 @@ class EngineAddress(NamedTuple):
 
 
 class CallInfo(NamedTuple):
-    """What the choice of an engine may look at; ``place`` is called with this and the ready engines."""
+    """What the choice among the ready engines may look at."""
 
     call_id: str
     program_id: str

@@ -383,7 +383,7 @@ class Machine:
         for call in self.calls:
             if call.program is program:
                 cost_s = self.model_s.get(call.call_id, self.wall_s.get(call.call_id, 0.0))
-                group = id(call.cost.attempts)
+                group = id(call.cost.attempts or call.cost)
                 groups[group] = max(groups.get(group, 0.0), cost_s)
         return sum(groups.values())
 
