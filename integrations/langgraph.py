@@ -187,7 +187,9 @@ class Callback(BaseCallbackHandler):
     """One program per run, for those who can pass a callback but cannot wrap the graph.
 
     Give a new one to each run: ``graph.invoke(input, {"callbacks": [Callback("planner")]})``. The
-    session begins with the outermost chain and ends with it.
+    session begins with the outermost chain and ends with it. In async code, run the graph in a task
+    of its own: LangChain tells of the end from another context, so the caller's would keep the
+    session that has ended.
     """
 
     run_inline = True  # so that the session is in the context of the run itself

@@ -1,0 +1,3 @@
+"""Tests of the adapters."""
+
+from __future__ import annotations
