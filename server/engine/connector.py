@@ -155,13 +155,19 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         tokens = scheduler_output.total_num_scheduled_tokens
         if self._ledger is None:
             return SwapMetadata(step_tokens=tokens)
-        return SwapMetadata(*self._ledger.take_copies(), tokens)
+        return SwapMetadata(*self._ledger.take_copies(), step_tokens=tokens)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Learn what the workers could not do, and how fast they are."""
         news = connector_output.kv_connector_worker_meta
-        if self._ledger is not None and isinstance(news, SwapWorkerMetadata):
-            self._ledger.learn(news.failed_slots, news.failed_loads, news.speeds)
+        if self._ledger is None or not isinstance(news, SwapWorkerMetadata):
+            return
+        if connector_output.invalid_block_ids:
+            for request in self._ledger.lost_loads(news.step, connector_output.invalid_block_ids):
+                # vLLM drops the failed step's output, but an AsyncScheduler still counts its token
+                # as under way and would compute it from nothing.
+                request.num_output_placeholders = 0
+        self._ledger.learn(news.step, news.failed_slots, news.speeds)
 
     def request_finished(
         self,
@@ -197,7 +203,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             copier = open_copier(kv_caches, blocks, self._slot_count, self._threads)
         except CopierError as error:
-            # The scheduler's half does not know; its loads fail here, and are recomputed.
+            # The scheduler's half does not know: it is told that every swap-out failed.
             self.refusal = str(error)
             _log.warning("preempted calls are recomputed, not swapped: %s", error)
             return
@@ -263,10 +269,12 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return lost
 
     def build_connector_worker_meta(self) -> SwapWorkerMetadata | None:
-        """Return what the scheduler's side should learn."""
+        """Return the answer to this step's message."""
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, SwapMetadata)
         if self._worker is None:
-            return None
-        return SwapWorkerMetadata(*self._worker.take_news())
+            return SwapWorkerMetadata(meta.step, meta.out_slots)
+        return SwapWorkerMetadata(meta.step, *self._worker.take_news())
 
 
 def find_swap(connector: Any) -> SwapConnector | None:

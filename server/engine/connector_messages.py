@@ -20,6 +20,7 @@ class SwapMetadata(KVConnectorMetadata):
     Swap-outs come first: their blocks may be given to others in this very step.
     """
 
+    step: int = 0
     out_blocks: list[int] = field(default_factory=list)
     out_slots: list[SlotRef] = field(default_factory=list)
     in_blocks: list[int] = field(default_factory=list)
@@ -29,10 +30,10 @@ class SwapMetadata(KVConnectorMetadata):
 
 @dataclass
 class SwapWorkerMetadata(KVConnectorWorkerMetadata):
-    """What a worker learned: slots it could not fill, and how fast it was."""
+    """A worker's answer to a step's message: slots it could not fill, and how fast it was."""
 
+    step: int = 0
     failed_slots: list[SlotRef] = field(default_factory=list)
-    failed_loads: int = 0
     speeds: Speeds = field(default_factory=Speeds)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
@@ -45,7 +46,5 @@ class SwapWorkerMetadata(KVConnectorWorkerMetadata):
             )
         )
         return SwapWorkerMetadata(
-            self.failed_slots + other.failed_slots,
-            max(self.failed_loads, other.failed_loads),
-            slower,
+            min(self.step, other.step), self.failed_slots + other.failed_slots, slower
         )

@@ -3,11 +3,12 @@
 Theory of operation. A call is *saved* from its preemption until it runs again, is aborted, or its
 blocks turn out to be lost. Saving queues a gather for this step's message; the worker runs all
 gathers of a message before anything of the step touches the cache, so the blocks may be freed and
-given away at once. When the call is admitted again, a load of the blocks that the device no
-longer has is queued in the same way, and its slots become free once the message is on its way:
-messages are carried out in order, so a later gather into the same slots comes later. Slots carry
-stamps (see host_pool), so a message that went wrong or never arrived is noticed where the bytes
-are, and ends in recomputation.
+given away at once. Once all workers have answered that message the call is *loadable*: a gather
+that failed is known before anyone builds on it. When the call is admitted again, a load of the
+blocks that the device no longer has is queued in the same way, and its slots become free once the
+message is on its way: messages are carried out in order, so a later gather into the same slots
+comes later. Slots carry stamps (see host_pool), so whatever else goes wrong is noticed where the
+bytes are, and ends in recomputation.
 
 Nothing here imports vLLM: a call is any object with its request's attributes.
 """
@@ -53,11 +54,19 @@ class _Saved(NamedTuple):
     generation: int
     tokens: int
     content: bytes  # names the tokens
+    step: int  # whose message carries the gather
+
+
+class _Load(NamedTuple):
+    call: Any
+    step: int
+    blocks: frozenset[int]
 
 
 class Copies(NamedTuple):
-    """The copies to be told to the workers."""
+    """The copies to be told to the workers in one step."""
 
+    step: int
     out_blocks: list[int]
     out_slots: list[SlotRef]
     in_blocks: list[int]
@@ -95,6 +104,9 @@ class SwapLedger:
         self._outs: list[tuple[SlotRef, int]] = []
         self._ins: list[tuple[str, SlotRef, int]] = []
         self._to_release: list[tuple[str, int]] = []
+        self._loads: list[_Load] = []  # sent, not yet answered
+        self._step = 1  # of the next message
+        self._answered = 0
 
     def save(
         self,
@@ -131,7 +143,9 @@ class SwapLedger:
         if reservation is None:
             self.counts.pool_full += 1
             return Decision(Choice.RECOMPUTE, "the pool is full")
-        self._saved[call_id] = _Saved(reservation.generation, tokens, self._content(call, tokens))
+        self._saved[call_id] = _Saved(
+            reservation.generation, tokens, self._content(call, tokens), self._step
+        )
         self._outs.extend((reservation.slots[i], block_ids[i]) for i in reservation.fresh)
         self.counts.swap_outs += 1
         self.counts.out_blocks += len(reservation.fresh)
@@ -147,11 +161,16 @@ class SwapLedger:
         """Calls in the host pool."""
         return len(self._saved)
 
-    def loadable_tokens(self, call: Any, hit_tokens: int) -> int:
-        """Return how many tokens beyond the device's own hit the pool can give back."""
+    def loadable_tokens(self, call: Any, hit_tokens: int) -> int | None:
+        """Return how many tokens beyond the device's own hit the pool can give back.
+
+        None: the gather is under way, ask again in the next step.
+        """
         saved = self._saved.get(call.request_id)
         if saved is None:
             return 0
+        if saved.step > self._answered:
+            return None
         known = min(saved.tokens, call.num_tokens)
         if known < saved.tokens or self._content(call, known) != saved.content:
             self.counts.changed += 1
@@ -180,8 +199,10 @@ class SwapLedger:
             missing = missing_blocks(
                 saved.tokens, call.num_tokens, usable - load_tokens, self._block_tokens
             )
-            for index in range(missing.first, missing.last):
+            indices = range(missing.first, missing.last)
+            for index in indices:
                 self._ins.append((call.request_id, reservation.slots[index], block_ids[index]))
+            self._loads.append(_Load(call, self._step, frozenset(block_ids[i] for i in indices)))
             self.counts.swap_ins += 1
             self.counts.in_blocks += missing.last - missing.first
             self.counts.in_tokens += load_tokens
@@ -197,24 +218,38 @@ class SwapLedger:
         """Return the copies queued since the last time; slots of loads become free."""
         outs = [(ref, block) for ref, block in self._outs if self.pool.holds(ref)]
         copies = Copies(
+            self._step,
             [block for _, block in outs],
             [ref for ref, _ in outs],
             [block for _, _, block in self._ins],
             [ref for _, ref, _ in self._ins],
         )
+        self._step += 1
         self._outs, self._ins = [], []
         for call_id, generation in self._to_release:
             self.pool.release(call_id, generation)
         self._to_release = []
         return copies
 
-    def learn(self, failed_slots: Sequence[SlotRef], failed_loads: int, speeds: Speeds) -> None:
-        """Take in what the workers report."""
-        self.counts.failed += failed_loads
+    def learn(self, step: int, failed_slots: Sequence[SlotRef], speeds: Speeds) -> None:
+        """All workers answered the message of this step; messages are answered in order."""
+        assert step >= self._answered, "answers come in order"
         self.speeds = self.speeds.blend(speeds)
         for call_id in self.pool.fail(failed_slots):
             if self._saved.pop(call_id, None) is not None:
                 self.counts.failed += 1
+        self._answered = step
+        self._loads = [load for load in self._loads if load.step > step]
+
+    def lost_loads(self, step: int, invalid_blocks: set[int]) -> list[Any]:
+        """Return the calls whose load in this step failed; ask before ``learn``."""
+        lost = [
+            load.call
+            for load in self._loads
+            if load.step == step and not load.blocks.isdisjoint(invalid_blocks)
+        ]
+        self.counts.failed += len(lost)
+        return lost
 
     def clear(self) -> None:
         """Forget everything: the saved KV is of other weights."""
@@ -266,6 +301,7 @@ class SwapLedger:
     def _drop_load(self, call_id: str) -> None:
         """The call ended or was preempted before its load was sent: there is nothing to load."""
         self._ins = [copy for copy in self._ins if copy[0] != call_id]
+        self._loads = [load for load in self._loads if load.call.request_id != call_id]
         self._to_release = [pair for pair in self._to_release if pair[0] != call_id]
         self.pool.release(call_id)
 

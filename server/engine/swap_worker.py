@@ -28,7 +28,6 @@ class SwapWorker:
         self._copier = copier
         self._stamps = [0] * slot_count  # 0: not filled; stamps count from 1
         self._failed_slots: list[SlotRef] = []
-        self._failed_loads = 0
         self._invalid_blocks: set[int] = set()
         self._speeds = Speeds()
         self._step_start_s: float | None = None
@@ -77,7 +76,6 @@ class SwapWorker:
 
     def _refuse(self, block_ids: Sequence[int], reason: str) -> None:
         _log.warning("swap-in of %d blocks failed: %s", len(block_ids), reason)
-        self._failed_loads += 1
         self._invalid_blocks.update(block_ids)
 
     def begin_step(self) -> None:
@@ -96,8 +94,8 @@ class SwapWorker:
         invalid, self._invalid_blocks = self._invalid_blocks, set()
         return invalid
 
-    def take_news(self) -> tuple[list[SlotRef], int, Speeds]:
-        """Return failed slots, failed loads and speeds since the last time."""
-        news = (self._failed_slots, self._failed_loads, self._speeds)
-        self._failed_slots, self._failed_loads, self._speeds = [], 0, Speeds()
+    def take_news(self) -> tuple[list[SlotRef], Speeds]:
+        """Return failed slots and speeds since the last time."""
+        news = (self._failed_slots, self._speeds)
+        self._failed_slots, self._speeds = [], Speeds()
         return news
