@@ -12,6 +12,7 @@ no adapter.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -72,6 +73,11 @@ class AutellixRuntime(SingleThreadedAgentRuntime):
         intervention_handlers: list[InterventionHandler] | None = None,
         **options: Any,
     ) -> None:
+        # A handler that answers nothing is normal; autogen-core suspects our handler, which hands
+        # on every response as it is, of having lost it.
+        warnings.filterwarnings(
+            "ignore", r"Intervention handler on_response returned None", RuntimeWarning
+        )
         self._senders = _Senders()
         handlers = [self._senders, *(intervention_handlers or ())]
         super().__init__(intervention_handlers=handlers, **options)
