@@ -109,8 +109,41 @@ def wrap(
     """
     if getattr(type(graph), "_autellix_is_wrapped", False):
         return graph
-    base: Any = type(graph)
-    program = _Program(name or graph.get_name(), nested, resume, _ToolWatch() if tools else None)
+    watch = _ToolWatch() if tools else None
+    kind = _subclass(type(graph), _Program(name or graph.get_name(), nested, resume, watch))
+    # This is how Pregel copies itself.
+    fields = {key: value for key, value in graph.__dict__.items() if key != "__orig_class__"}
+    wrapped: G = kind(**fields)
+    return wrapped
+
+
+wrap_graph = wrap
+
+
+class _Program:
+    """How the runs of one graph become programs."""
+
+    def __init__(self, name: str, nested: Nested, resume: Resume, watch: _ToolWatch | None) -> None:
+        self._name = name
+        self._nested = nested
+        self._resume = resume
+        self._watch = watch
+        self._conversations = _Conversations()
+
+    def session_for(self, input: Any, config: Any, own_config: Any) -> Callable[[Any], Any]:
+        """Return the session of a run, to be used as a decorator."""
+        conversation = _conversation_of(config) or _conversation_of(own_config)
+        goes_on = input is None or (isinstance(input, Command) and input.resume is not None)
+        id = self._conversations.id_for(conversation, goes_on and self._resume == "same")
+        return autellix.session(self._name, id=id, nested=self._nested, conversation=conversation)
+
+    def watched(self, config: Any) -> Any:
+        """Return the run's config with the tool watch in it."""
+        return config if self._watch is None else merge_configs(config, _callbacks(self._watch))
+
+
+def _subclass(base: Any, program: _Program) -> Any:
+    """Return a subclass of ``base`` whose runs are runs of ``program``."""
 
     class Wrapped(base):  # type: ignore[misc]  # the base is known at run time only
         _autellix_is_wrapped = True
@@ -144,34 +177,7 @@ def wrap(
 
     for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(Wrapped, attribute, getattr(base, attribute))
-    fields = {key: value for key, value in graph.__dict__.items() if key != "__orig_class__"}
-    wrapped: G = Wrapped(**fields)
-    return wrapped
-
-
-wrap_graph = wrap
-
-
-class _Program:
-    """How the runs of one graph become programs."""
-
-    def __init__(self, name: str, nested: Nested, resume: Resume, watch: _ToolWatch | None) -> None:
-        self._name = name
-        self._nested = nested
-        self._resume = resume
-        self._watch = watch
-        self._conversations = _Conversations()
-
-    def session_for(self, input: Any, config: Any, own_config: Any) -> Callable[[Any], Any]:
-        """Return the session of a run, to be used as a decorator."""
-        conversation = _conversation_of(config) or _conversation_of(own_config)
-        goes_on = input is None or (isinstance(input, Command) and input.resume is not None)
-        id = self._conversations.id_for(conversation, goes_on and self._resume == "same")
-        return autellix.session(self._name, id=id, nested=self._nested, conversation=conversation)
-
-    def watched(self, config: Any) -> Any:
-        """Return the run's config with the tool watch in it."""
-        return config if self._watch is None else merge_configs(config, _callbacks(self._watch))
+    return Wrapped
 
 
 def _callbacks(handler: BaseCallbackHandler) -> Any:
