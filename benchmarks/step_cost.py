@@ -1,0 +1,174 @@
+"""What the scheduler costs: one step against stock vLLM, and each event with many calls waiting.
+
+Both schedulers are real, the model is not. A step is ``schedule()`` + ``update_from_output()`` with
+256 decoding calls; rounds of both schedulers are interleaved, and the figure is the median of the
+rounds' medians. An event is one add, abort, finish or promotion, with 1,000 and with 100,000 calls
+waiting; the figure is the median.
+
+    python -m benchmarks.step_cost
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import statistics
+import time
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from autellix.server.clock import ManualClock
+from autellix.server.engine.build import build_config, build_scheduler, make_request
+from autellix.server.engine.scheduler import AutellixScheduler
+
+RUNNING, STEPS, ROUNDS = 256, 60, 7
+PROMPT = range(1000, 1040)
+
+
+def scheduler_with(cls, waiting: int, *, running: int = RUNNING):
+    """Return a scheduler with calls decoding and calls waiting, each of its own program."""
+    config = build_config(
+        kv_blocks=running * 64 + 64,
+        slots=running,
+        step_tokens=16384,
+        async_scheduling=True,
+        policy_config={"policy": "plas"} if cls is AutellixScheduler else None,
+        priority=cls is AutellixScheduler,
+    )
+    scheduler = build_scheduler(cls, config=config)
+    add(scheduler, 0, running)
+    for _ in range(3):
+        step(scheduler)
+    add(scheduler, running, waiting)
+    return scheduler
+
+
+def add(scheduler, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        scheduler.add_request(
+            make_request(f"c{number}", PROMPT, 900, session_id=f"p{number}", arrival_s=number)
+        )
+
+
+def step(scheduler) -> float:
+    """Return the seconds of one step without the model."""
+    start = time.perf_counter()
+    output = scheduler.schedule()
+    middle = time.perf_counter()
+    names = list(output.num_scheduled_tokens)
+    result = ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: i for i, name in enumerate(names)},
+        sampled_token_ids=[[7] for _ in names],
+    )
+    ready = time.perf_counter()
+    scheduler.update_from_output(output, result)
+    return middle - start + time.perf_counter() - ready
+
+
+def steps(waiting: int) -> None:
+    """Print the cost of a step of both schedulers."""
+    arms = {"stock": AsyncScheduler, "plas": AutellixScheduler}
+    schedulers = {name: scheduler_with(cls, waiting) for name, cls in arms.items()}
+    medians: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(ROUNDS):
+        for name, scheduler in schedulers.items():
+            gc.collect()
+            gc.disable()
+            medians[name].append(statistics.median(step(scheduler) for _ in range(STEPS)))
+            gc.enable()
+    stock, ours = (statistics.median(medians[name]) * 1e3 for name in arms)
+    ratio = statistics.median(b / a for a, b in zip(medians["stock"], medians["plas"], strict=True))
+    limit = 1.10 if waiting == 0 else 1.15
+    print(
+        f"step, {RUNNING} running, {waiting:6d} waiting: stock {stock:.2f} ms, plas {ours:.2f} ms, "
+        f"{ratio:.2f} x (asked: {limit:.2f}), {ours - stock:+.2f} ms (asked: 1.00)",
+        flush=True,
+    )
+
+
+def events(waiting: int) -> dict[str, float]:
+    """Return the median seconds of each event with this many calls waiting."""
+    clock = ManualClock()
+    cls = type("Timed", (AutellixScheduler,), {"clock": clock})
+    config = build_config(
+        kv_blocks=4096,
+        slots=8,
+        async_scheduling=True,
+        policy_config={"policy": "plas", "beta": 4.0, "programs_max": 1_000_000},
+    )
+    scheduler = build_scheduler(cls, config=config)
+    add(scheduler, 0, 8)
+    for _ in range(3):
+        step(scheduler)
+        clock.advance(0.1)
+    for number in range(8, 8 + waiting):
+        scheduler.add_request(
+            make_request(f"c{number}", PROMPT, 900, session_id=f"p{number}", priority=1000)
+        )
+    return {
+        "add": timed(lambda n: add(scheduler, 10_000_000 + n, 1)),
+        "abort": timed(
+            lambda n: scheduler.finish_requests(f"c{50 + 7 * n}", RequestStatus.FINISHED_ABORTED)
+        ),
+        "finish": timed(
+            lambda _: scheduler.finish_requests(
+                scheduler.running[0].request_id, RequestStatus.FINISHED_STOPPED
+            ),
+            count=7,
+        ),
+        "promotion": promotion(scheduler, clock),
+    }
+
+
+def timed(event, count: int = 100) -> float:
+    seconds = []
+    for number in range(count):
+        start = time.perf_counter()
+        event(number)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def promotion(scheduler, clock: ManualClock) -> float:
+    """Return the seconds of one promotion: calls with a little more service are due later."""
+    for number in range(100):
+        request = make_request(
+            f"due{number}", PROMPT, 900, session_id=f"due{number}", priority=800 + number
+        )
+        scheduler.add_request(request)
+    start_s = clock.now_s()
+    seconds = []
+    for number in range(100):
+        # β · (first step + service) after it began to wait, and a little
+        due_s = start_s + 4.0 * (0.05 + (800 + number) / 1000)
+        clock.advance(max(0.0, due_s + 1e-4 - clock.now_s()))
+        start = time.perf_counter()
+        calls = scheduler.autellix.promote(clock.now_s())
+        for call in calls:
+            scheduler.waiting.moved(scheduler.requests[call.call_id])
+        if len(calls) == 1:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--many", type=int, default=100_000)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    for waiting in (0, 10_000):
+        steps(waiting)
+    few, many = events(1_000), events(arguments.many)
+    for name, seconds in few.items():
+        print(
+            f"{name}: {seconds * 1e6:.0f} us with 1,000 waiting, {many[name] * 1e6:.0f} us with "
+            f"{arguments.many:,}, {many[name] / seconds:.2f} x (asked: 1.50)"
+        )
+
+
+if __name__ == "__main__":
+    main()
