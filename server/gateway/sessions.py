@@ -6,6 +6,7 @@ by API key: the same id under another key is another session.
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Any, Final
 
@@ -23,8 +24,10 @@ from .state import GATEWAY, Gateway, lower_headers
 BODY_BYTES_MAX: Final = 64 << 10
 METADATA_BYTES_MAX: Final = 2048
 NAME_CHARS_MAX: Final = 128
+PID_MAX: Final = 4_194_304  # Linux's own limit
 IDS_MAX: Final = 10_000
 ROWS_MAX: Final = 10_000
+_NAME: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{NAME_CHARS_MAX}}}\Z")
 REASONS: Final = ("ok", "error", "cancelled", "atexit")
 FEATURES: Final = ("sessions", "heartbeat", "retry_stable_calls", "inferred_joins")
 
@@ -56,12 +59,13 @@ async def put_session(request: web.Request) -> web.Response:
 async def delete_session(request: web.Request) -> web.Response:
     """End a session; one that is unknown or has ended already is no error."""
     gateway, scope, document = await _read(request)
-    reason = request.query.get("reason", document.get("reason", "ok"))
-    if reason not in REASONS:
-        raise _not_allowed("reason", reason, f"one of {', '.join(REASONS)}")
+    reasons = [document.get("reason", "ok"), *request.query.getall("reason", ())]
+    for reason in reasons:
+        if reason not in REASONS:
+            raise _not_allowed("reason", reason, f"one of {', '.join(REASONS)}")
     program = gateway.table.get(program_id_of(scope, _id_of(request)))
     if program is not None:
-        gateway.table.end_program(program, reason, gateway.clock.now_s())
+        gateway.table.end_program(program, reasons[-1], gateway.clock.now_s())
     return web.Response(status=204, headers=_headers(gateway))
 
 
@@ -162,10 +166,8 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
         BadRequest: a known field has no allowed value.
     """
     name = document.get("name")
-    if name is not None and not (
-        isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
-    ):
-        raise _not_allowed("name", name, f"1 to {NAME_CHARS_MAX} printable characters")
+    if name is not None and not (isinstance(name, str) and _NAME.match(name)):
+        raise _not_allowed("name", name, f"1 to {NAME_CHARS_MAX} characters, none for control")
     for field in ("parent", "conversation"):
         value = document.get(field)
         if value is not None and not (isinstance(value, str) and wire.is_valid_id(value)):
@@ -176,8 +178,11 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
     ):
         raise _not_allowed("metadata", metadata, f"an object of at most {METADATA_BYTES_MAX} bytes")
     pid = document.get("pid")
-    if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int)):
-        raise _not_allowed("pid", pid, "a number")
+    # JSON knows one kind of number: 7.0 is 7
+    if isinstance(pid, float) and pid.is_integer():
+        pid = int(pid)
+    if pid is not None and (type(pid) is not int or not 0 <= pid <= PID_MAX):
+        raise _not_allowed("pid", pid, f"a whole number up to {PID_MAX}")
     host = document.get("host")
     if host is not None and not (isinstance(host, str) and len(host) <= 255):
         raise _not_allowed("host", host, "a text of at most 255 characters")
