@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 MARK = "__autellix_original__"
+_NAMES = {
+    name: (name.encode(), name.lower().encode())
+    for name in (*wire.REQUEST_HEADERS, wire.VLLM_SESSION)
+}
+_keeps_list: dict[Any, bool] = {}  # two classes at most: of httpx and of httpx2
 
 
-def tag_request(runtime: Runtime, request: Any, call_id: str | None, hook: str) -> None:
+def tag_request(
+    runtime: Runtime, request: Any, call_id: str | None, hook: str, *, is_retry: bool = False
+) -> None:
     """Add our headers to an httpx or httpx2 request, if it is a call to an allowed origin.
 
     A header that the user set stays. May raise; the callers catch.
@@ -42,14 +49,45 @@ def tag_request(runtime: Runtime, request: Any, call_id: str | None, hook: str) 
     origin = Origin(scheme, host, port or default_port(scheme))
     if hook == "httpx" and runtime.last_untagged() is request:
         return  # the first net has looked at it already
-    tags = runtime.tag(origin, call_id, hook, headers.get("authorization"))
+    authorization = headers.get("authorization")
+    tags = runtime.tag(origin, call_id, hook, authorization, is_retry=is_retry)
     if tags is None:
         runtime.last_untagged = weakref.ref(request)
         return
+    put(headers, tags)
+
+
+def put(headers: Any, tags: list[tuple[str, str]]) -> None:
+    """Add ``tags`` to the headers of an httpx or httpx2 request; what is there already stays."""
+    kind = type(headers)
+    keeps_list = _keeps_list.get(kind)
+    if keeps_list is None:
+        keeps_list = _keeps_list[kind] = _does_keep_list(kind)
+    if keeps_list:
+        entries = headers._list
+        present = {key for _, key, _ in entries}
+        for name, value in tags:
+            raw, key = _NAMES[name]
+            if key not in present:
+                entries.append((raw, key, value.encode("ascii")))
+        return
     for name, value in tags:
-        if name == wire.VLLM_SESSION and name in headers:
-            continue
-        headers[name] = value
+        if name not in headers:
+            headers[name] = value
+
+
+def _does_keep_list(kind: Any) -> bool:
+    """Return whether this class keeps its headers as (name, lower-case name, value) in a list.
+
+    Setting a header by the public way costs a scan of all of them; there are eight to set. The
+    short way is taken only if this class, tried on one header, is built as expected.
+    """
+    try:
+        one = kind([("A", "b")])
+        one._list.append((b"C", b"c", b"d"))
+        return bool(one._list[0] == (b"A", b"a", b"b") and one["c"] == "d" and len(one) == 2)
+    except Exception:  # noqa: BLE001 - any surprise means the public way
+        return False
 
 
 def wrap_build_request(original: Any) -> Any:
@@ -63,7 +101,8 @@ def wrap_build_request(original: Any) -> Any:
             try:
                 options = args[0] if args else kwargs.get("options")
                 call_id = getattr(options, "idempotency_key", None)
-                tag_request(runtime, request, call_id, "openai")
+                is_retry = bool(kwargs.get("retries_taken"))
+                tag_request(runtime, request, call_id, "openai", is_retry=is_retry)
             except Exception as error:  # noqa: BLE001 - nothing of ours may fail a user's call
                 runtime.note_error("openai hook", error)
         return request

@@ -196,7 +196,13 @@ class Runtime:
     # -- the path of a call -----------------------------------------------------------------------
 
     def tag(
-        self, origin: Origin, call_id: str | None, hook: str, authorization: str | None
+        self,
+        origin: Origin,
+        call_id: str | None,
+        hook: str,
+        authorization: str | None,
+        *,
+        is_retry: bool = False,
     ) -> list[tuple[str, str]] | None:
         """Return the headers of one call to an allowed origin, or None if it stays untagged.
 
@@ -205,6 +211,7 @@ class Runtime:
             call_id: Equal for all attempts of a call, if the client has such a thing.
             hook: Who asks; only counted.
             authorization: The call's own, which the lifecycle messages use again.
+            is_retry: Whether it is a later attempt of the latest call of its thread.
         """
         found = self.find()
         if found is None:
@@ -214,7 +221,7 @@ class Runtime:
         session, scope, source = found
         if call_id is None or not wire.is_valid_id(call_id):
             call_id = new_id()
-        tags = self.tags_of(session, scope, call_id, source)
+        tags = self.tags_of(session, scope, call_id, source, is_retry=is_retry)
         session.touch(origin, authorization)
         counts = self.counts
         counts["tagged"] = counts.get("tagged", 0) + 1
@@ -224,10 +231,18 @@ class Runtime:
         return tags
 
     def tags_of(
-        self, session: Session, scope: Scope | None, call_id: str, source: str
+        self,
+        session: Session,
+        scope: Scope | None,
+        call_id: str,
+        source: str,
+        *,
+        is_retry: bool = False,
     ) -> list[tuple[str, str]]:
         """Return the headers of one call of ``session``, and count it in its thread."""
         branch = session.branch_here(scope)
+        if is_retry and branch.last_call is not None:
+            call_id = branch.last_call  # older clients give each attempt an id of its own
         seq = branch.next_seq(call_id)
         tags = [
             (wire.SESSION, session.id),

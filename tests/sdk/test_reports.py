@@ -482,7 +482,7 @@ def test_report_33_requests_that_are_no_calls(talk: Talk, server: FakeServer):
     with autellix.session():
         assert [m.id for m in talk.client.models.list()] == ["fake"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runtime.Runtime, "tag", lambda *_: 1 / 0)
+            patch.setattr(runtime.Runtime, "tag", lambda *_, **__: 1 / 0)
             talk.ask("hi")
     assert server.calls[0].session is None
     assert autellix.status().errors == 2  # both nets tried

@@ -59,6 +59,10 @@ ENVIRONMENTS: Final = (
     _own("notebook", "3.12", "ipython", "openai>=3", test="test_notebook.py", shows="ipython"),
     _own("gevent", "3.12", "gevent", "openai>=3", test="test_gevent.py", shows="gevent"),
     Environment(
+        "types", "3.12", ("basedpyright", "mypy", "typing_extensions"),
+        ("tests/sdk/test_types.py",), ("basedpyright", "mypy"),
+    ),
+    Environment(
         "web", "3.12", ("openai>=3", "starlette", "fastapi", "uvloop", "uvicorn"),
         ("tests/sdk/test_web.py",), ("starlette", "fastapi", "uvloop", "openai"),
     ),
