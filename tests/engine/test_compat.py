@@ -1,0 +1,109 @@
+"""Who a call is, for each form of vLLM's request ids, and what is refused at start."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from autellix.errors import ConfigError
+from autellix.server.call_tag import PRIORITY_MAX, CallTag, format_call, seal_program
+from autellix.server.engine import compat
+from autellix.server.engine.build import build_scheduler, make_request
+from autellix.server.engine.scheduler import AutellixScheduler
+
+KEY = b"channel key"
+TAG = format_call(CallTag("c0ffee00", 2, 1500, 7000))
+SEALED = seal_program("0badcafe", KEY)
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    [
+        f"chatcmpl-{TAG}-bc4ca7c3",
+        f"0_chatcmpl-{TAG}-bc4ca7c3",
+        f"1_chatcmpl-{TAG}-bc4ca7c3",
+        f"cmpl-{TAG}-0-bc4ca7c3",
+        f"cmpl-{TAG}-1-0123abcd",
+    ],
+)
+def test_the_call_is_found_in_every_form(request_id: str):
+    """Chat, n = 2, several prompts: the same call, the program, and the figures that came along."""
+    request = make_request(request_id, [1], 1, session_id=SEALED, priority=2500)
+    assert compat.identify(request, KEY) == ("0badcafe", "c0ffee00", 2.5, 1.5, 7000)
+
+
+def test_a_responses_call_has_a_program_and_no_call_id():
+    """vLLM makes its own id there; the session is still ours."""
+    request = make_request("resp_0123_0-bc4ca7c3", [1], 1, session_id=SEALED, priority=1000)
+    assert compat.identify(request, KEY) == ("0badcafe", None, 1.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    "session_id", [None, "VICTIM", "0badcafe", seal_program("0badcafe", b"another key")]
+)
+def test_a_forged_program_is_not_believed(session_id: str | None):
+    """Nor are the figures that came with it: it is an untagged program."""
+    request = make_request(f"chatcmpl-{TAG}-x", [1], 1, session_id=session_id, priority=-9)
+    assert compat.identify(request, KEY) == (None, None, 0.0, 0.0, None)
+
+
+def test_without_a_key_the_session_is_taken_as_it_is():
+    """Somebody's own engine, without a gateway."""
+    request = make_request("chatcmpl-1", [1], 1, session_id="run-7", priority=-5)
+    assert compat.identify(request, None) == ("run-7", None, 0.0, 0.0, None)
+    assert compat.identify(make_request("chatcmpl-1", [1], 1), None).program_id is None
+    huge = make_request("chatcmpl-1", [1], 1, session_id="run-7", priority=PRIORITY_MAX)
+    assert compat.identify(huge, None).service_s == PRIORITY_MAX / 1000
+
+
+def test_an_old_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """The message says what was found and what is needed."""
+    monkeypatch.setattr(compat.vllm, "__version__", "0.31.2")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.31\.2 is too old.*0\.32 or newer"):
+        compat.check_version()
+
+
+def test_a_changed_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """A method that is overridden here and gone there would silently never be called."""
+    monkeypatch.setattr(compat, "_SEAM", ("schedule", "_gone"))
+    with pytest.raises(ConfigError, match="_gone is gone"):
+        compat.check_version()
+
+
+def config_with(**changes):
+    config = types.SimpleNamespace(
+        parallel_config=types.SimpleNamespace(data_parallel_size=1),
+        model_config=types.SimpleNamespace(is_diffusion=False),
+        kv_transfer_config=None,
+    )
+    for path, value in changes.items():
+        setattr(getattr(config, path), *value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel_config": ("data_parallel_size", 2)}, "--data-parallel-size 2"),
+        ({"model_config": ("is_diffusion", True)}, "diffusion models are not supported"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, tuple[str, object]], message: str):
+    """At start, with the way out."""
+    with pytest.raises(ConfigError, match=message):
+        compat.check_config(config_with(**changes))
+
+
+def test_prefill_only_engines_are_refused():
+    """A preempted call would lose the blocks that it is about to hand over."""
+    config = config_with()
+    config.kv_transfer_config = types.SimpleNamespace(kv_role="kv_producer")
+    with pytest.raises(ConfigError, match="kv_producer"):
+        compat.check_config(config)
+
+
+def test_a_wrong_setting_stops_the_engine():
+    """Not a default behind one's back."""
+    with pytest.raises(ConfigError, match="unknown scheduler setting 'quantum'"):
+        build_scheduler(AutellixScheduler, kv_blocks=64, policy_config={"quantum": 1})
