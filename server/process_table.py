@@ -17,6 +17,7 @@ import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Final, Literal
 
 from autellix import wire
@@ -96,10 +97,18 @@ class ProcessTable:
         """Yield every program, oldest first."""
         return iter(self._programs.values())
 
-    def program_views(self, now_s: float, scope: str | None = None) -> list[dict[str, Any]]:
-        """Return a row for each program, oldest first; of one scope only if it is given."""
-        rows = self._programs.values()
-        return [p.view(now_s) for p in rows if scope is None or p.scope == scope]
+    def program_views(
+        self, now_s: float, scope: str | None = None, *, rows_max: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return a row for each program, oldest first; of one scope only if it is given.
+
+        Args:
+            now_s: The time.
+            scope: Whose programs.
+            rows_max: Of more than so many, the newest.
+        """
+        newest = (p for p in reversed(self._programs.values()) if scope is None or p.scope == scope)
+        return [p.view(now_s) for p in islice(newest, rows_max)][::-1]
 
     def loads(self) -> dict[str, int]:
         """Return the calls in flight by engine id."""

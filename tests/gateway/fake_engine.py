@@ -38,6 +38,7 @@ class FakeEngine:
     chunk_text: str = "word "
     stall_at: int | None = None  # the chunk before which it waits for `go`
     die_at: int | None = None  # the chunk before which its connection breaks; -1: before the head
+    deaths: int | None = None  # how often it does so; None: always
     seen: list[Seen] = field(default_factory=list)
     cancelled: int = 0
     finished: int = 0
@@ -86,12 +87,14 @@ class FakeEngine:
             error = {"message": "The model `unknown` does not exist.", "type": "NotFoundError",
                      "param": "model", "code": 404}  # fmt: skip
             return web.json_response({"error": error}, status=404)
-        if self.die_at == -1:
+        if self.die_at == -1 and self.deaths != 0:
+            self.deaths = None if self.deaths is None else self.deaths - 1
             return self._die(request)
         if not (isinstance(body, dict) and body.get("stream")):
             await self._maybe_stall(0)
             text = self.chunk_text * self.chunks
-            return web.json_response({"path": request.path, "choices": [{"text": text}]})
+            answer = {"path": request.path, "choices": [{"text": text}]}
+            return web.json_response(answer)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for number in range(self.chunks):

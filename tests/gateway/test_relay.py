@@ -226,3 +226,34 @@ async def test_pipelined_calls_are_answered_in_order(rig: Rig):
     writer.close()
     assert first.count(b"HTTP/1.1 200") == 1
     assert second.count(b"HTTP/1.1 200") == 1
+
+
+async def test_a_client_that_half_closes_counts_as_one_that_hung_up(rig: Rig):
+    """Its call does not go on unseen."""
+    rig.engine.stall_at = 0
+    _, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 2\r\n\r\n{}"
+    )
+    await rig.engine.arrived.wait()
+    writer.write_eof()
+    await asyncio.wait_for(rig.engine.stopped.wait(), 1.0)
+    await rig.settled()
+    writer.close()
+
+
+async def test_an_engine_that_was_restarted_is_reached_at_its_new_address(rig: Rig):
+    """A session lives through the death of its engine, with the service it had."""
+    await rig.chat(TAGGED)
+    program = next(iter(rig.table.programs()))
+    service_s = program.account.service_s
+    await rig.engine.stop()
+    status, _, answer = await rig.chat({**TAGGED, "X-Autellix-Call": "call-2"})
+    assert (status, answer["error"]["code"]) == (502, "engine_died")
+    rig.engine.address = rig.engine.address._replace(uds=f"{rig.engine.address.uds}.2")
+    await rig.engine.start()
+    status, _, _ = await rig.chat({**TAGGED, "X-Autellix-Call": "call-3"})
+    assert status == 200
+    assert program.account.service_s >= service_s > 0
+    await rig.settled()
