@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import wire
 from .config import Origin
+from .sessions import METADATA_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     import http.client
@@ -90,16 +91,7 @@ class Lifecycle:
 
     def open(self, session: Session, origin: Origin) -> None:
         """Queue the start of ``session`` on the server at ``origin``."""
-        body: dict[str, Any] = {"pid": os.getpid()}
-        for key, value in (
-            ("name", session.name),
-            ("parent", session.parent.id if session.parent is not None else None),
-            ("conversation", session.conversation),
-            ("ttl_s", session.ttl_s),
-            ("metadata", session.metadata or None),
-        ):
-            if value is not None:
-                body[key] = value
+        body = self._describe(session)
         authorization = self._authorization(session, origin)
         with self._wake:
             peer = self._peer(origin)
@@ -160,6 +152,26 @@ class Lifecycle:
     def peer_states(self) -> dict[str, str]:
         """Return what is known of each server."""
         return {f"{o.scheme}://{o.host}:{o.port}": p.state for o, p in list(self._peers.items())}
+
+    def _describe(self, session: Session) -> dict[str, Any]:
+        """Return what a start says of a session; what no server would take is left out."""
+        name = session.name and "".join(c for c in session.name if c.isprintable())
+        conversation = session.conversation
+        if conversation is not None and not wire.is_valid_id(conversation):
+            conversation = None
+        metadata = session.metadata or None
+        if metadata and len(json.dumps(metadata, default=str).encode()) > METADATA_BYTES_MAX:
+            self._runtime.warn("metadata", f"metadata above {METADATA_BYTES_MAX} bytes is not sent")
+            metadata = None
+        said = {
+            "pid": os.getpid(),
+            "name": name[:NAME_CHARS_MAX] if name else None,
+            "parent": session.parent.id if session.parent is not None else None,
+            "conversation": conversation,
+            "ttl_s": session.ttl_s,
+            "metadata": metadata,
+        }
+        return {key: value for key, value in said.items() if value is not None}
 
     def _authorization(self, session: Session, origin: Origin) -> str | None:
         key = self._runtime.config.api_key

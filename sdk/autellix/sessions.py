@@ -27,6 +27,7 @@ T = TypeVar("T")
 PEERS_MAX: Final = 8
 NAMED_THREADS_MAX: Final = 1024
 METADATA_BYTES_MAX: Final = 2048
+NAME_CHARS_MAX: Final = 128
 
 
 def new_id() -> str:

@@ -38,6 +38,15 @@ def test_start_heartbeat_and_end(talk: Talk, server: FakeServer):
     assert server.calls[0].headers["x-autellix-conversation"] == "c-7"
 
 
+def test_a_start_says_only_what_a_server_takes(talk: Talk, server: FakeServer):
+    """A long name is cut, too much metadata and an impossible conversation are left out."""
+    with autellix.session("n\n" + "x" * 200, conversation="a b", metadata={"k": "v" * 3000}):
+        talk.ask("hi")
+    start = server.wait_event("PUT")
+    assert start.body == {"pid": os.getpid(), "name": "n" + "x" * 127}
+    assert "x-autellix-conversation" not in server.calls[0].headers
+
+
 def test_a_session_that_calls_nobody_is_never_sent(server: FakeServer):
     """No call, no message, no thread."""
     with autellix.session():
