@@ -27,36 +27,50 @@ class ForcedPreemption(AsyncScheduler):
 
     every_steps = 0  # 0: never by force
     forced_max = 0
+    victims = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.swap = find_swap(self.connector)
         self.random = random.Random(1)
-        self.steps = self.forced = self.preemptions = self.computed = self.lost = 0
-        self.loaded_before = 0
+        self.steps = self.forced = self.preemptions = self.computed = self.recomputed = 0
+        self.lost: dict[str, int] = {}  # tokens that a preempted call had computed
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.steps += 1
-        if self.every_steps and self.steps % self.every_steps == 0 and self.running:
-            victim = self.random.choice(self.running)
-            if self.forced < self.forced_max:
-                self.running.remove(victim)
-                self._preempt_request(victim, time.monotonic())
-                # It may run again in this very step; vLLM's first runner must then be told all
-                # of its tokens anew.
-                self.prev_step_scheduled_req_ids.discard(victim.request_id)
-                if self.random.random() < 0.5:  # it stays away for a while
-                    self.waiting.remove_request(victim)
-                    self.waiting.add_request(victim)
-                self.forced += 1
+        if self.every_steps and self.steps % self.every_steps == 0:
+            for _ in range(self.victims):
+                if self.running and self.forced < self.forced_max:
+                    self._force()
         output = super().schedule(*args, **kwargs)
-        self.computed += output.total_num_scheduled_tokens
+        self._count(output)
         if self.swap is not None and self.swap.ledger is not None:
             self.swap.ledger.pool.check_integrity()
         return output
 
+    def _force(self) -> None:
+        victim = self.random.choice(self.running)
+        self.running.remove(victim)
+        self._preempt_request(victim, time.monotonic())
+        # It may run again in this very step; vLLM's first runner must then be told all of its
+        # tokens anew.
+        self.prev_step_scheduled_req_ids.discard(victim.request_id)
+        if self.random.random() < 0.5:  # it stays away for a while
+            self.waiting.remove_request(victim)
+            self.waiting.add_request(victim)
+        self.forced += 1
+
+    def _count(self, output: Any) -> None:
+        """Count what is computed, and what is computed again after a preemption."""
+        self.computed += output.total_num_scheduled_tokens
+        cached = output.scheduled_cached_reqs
+        for name, start in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if name in self.lost and name in output.num_scheduled_tokens:
+                self.recomputed += max(0, self.lost.pop(name) - start)
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preemptions += 1
+        self.lost[request.request_id] = min(request.num_computed_tokens, request.num_tokens)
         if self.swap is not None:
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
             self.swap.swap_out(request, blocks, request.num_computed_tokens)
@@ -112,6 +126,7 @@ def main() -> None:
     parser.add_argument("--pool-blocks", type=int, default=64, help="0: no connector")
     parser.add_argument("--preemptions", type=int, default=30)
     parser.add_argument("--every-steps", type=int, default=3)
+    parser.add_argument("--victims", type=int, default=1, help="of one step")
     parser.add_argument("--calls", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--kv-blocks", type=int, default=64)
@@ -156,6 +171,7 @@ def main() -> None:
     undisturbed = scheduler.preemptions
     engine.reset_prefix_cache()
     scheduler.every_steps, scheduler.forced_max = args.every_steps, args.preemptions
+    scheduler.victims = args.victims
     start_computed, start_steps = scheduler.computed, scheduler.steps
     got: dict[int, Any] = {}
     compared, gaps, rounds = 0, [], 0
@@ -176,6 +192,7 @@ def main() -> None:
         "forced": scheduler.forced,
         "preemptions": scheduler.preemptions,
         "computed_tokens": scheduler.computed - start_computed,
+        "recomputed_tokens": scheduler.recomputed,
         "steps": scheduler.steps - start_steps,
         "seconds": time.perf_counter() - start_s,
         "refusal": swap.refusal if swap is not None else None,
