@@ -21,15 +21,37 @@ def trace(argv: Sequence[str] | None = None) -> int:
     return _run(trace_command.main, "trace", argv)
 
 
+def report(argv: Sequence[str] | None = None) -> int:
+    """Draw what runs have left."""
+    from . import report_command
+
+    return _run(report_command.main, "report", argv)
+
+
+def bench(argv: Sequence[str] | None = None) -> int:
+    """Replay a trace against live servers through the SDK."""
+    from . import bench_command
+
+    return _run(bench_command.main, "bench", argv)
+
+
+bench.uses_sdk = True  # type: ignore[attr-defined]  # the command line arms the SDK for it
+
+
 def _run(command: Callable[[Sequence[str]], int], name: str, argv: Sequence[str] | None) -> int:
     """Run a command and turn a user's mistake into one line and status 2."""
     from .arms import UnknownArmError
     from .cost_model import ProfileError
+    from .report import ReportError
     from .trace import TraceError
+
+    mistakes = (
+        TraceError, ProfileError, ReportError, UnknownArmError, argparse.ArgumentTypeError,
+    )  # fmt: skip
 
     try:
         return command(sys.argv[2:] if argv is None else argv)
-    except (TraceError, ProfileError, UnknownArmError, argparse.ArgumentTypeError) as error:
+    except mistakes as error:
         sys.stderr.write(f"autellix {name}: {error}\n")
         return 2
     except KeyboardInterrupt:

@@ -1,0 +1,34 @@
+"""``autellix report``: figures and one HTML page from the JSON of runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import report
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``autellix report``.
+
+    Raises:
+        ReportError: there is nothing to draw, or nothing to draw it with.
+    """
+    parser = argparse.ArgumentParser(prog="autellix report", description=__doc__)
+    parser.add_argument("results", type=Path, help="a folder of JSON files, or one file")
+    parser.add_argument("--out", type=Path, help="where to write; the results' folder if not given")
+    parser.add_argument(
+        "--limit", type=float, default=0.5, help="token latency in s at which rates are compared"
+    )
+    arguments = parser.parse_args(argv)
+    results = report.load(arguments.results)
+    beside = arguments.results if arguments.results.is_dir() else arguments.results.parent
+    for path in report.draw(results, arguments.out or beside):
+        sys.stdout.write(f"{path}\n")
+    for trace in dict.fromkeys(r["trace"] for r in results):
+        for arm, rate in report.gain_at(results, trace, arguments.limit).items():
+            text = "not crossed in this sweep" if rate is None else f"{rate:.3g} programs/s"
+            sys.stdout.write(f"{trace} {arm}: {arguments.limit:g} s/token at {text}\n")
+    return 0

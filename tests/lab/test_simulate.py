@@ -1,0 +1,162 @@
+"""The simulator: deterministic, conserving, equal to what is written down, and honest of load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autellix.server.lab import arms, gate, golden, metrics, trace
+from autellix.server.lab.invariants import BrokenInvariantError, InvariantChecker
+from autellix.server.lab.measure import Cell, Rule, run_cell, simulate_cell
+from autellix.server.lab.simulate_command import document
+from autellix.server.lab.workload import Waits
+
+# A seed that ever broke an invariant is put here, (trace, arm, seed), and stays.
+REGRESSIONS: tuple[tuple[str, str, int], ...] = ()
+SEEDS = (0, 1)
+FAST_ARMS = ("fcfs", "mlfq", "plas", "atlas", "plas-paper", "admit", "srpt", "srpt-admit")
+
+
+def small_cell(profile, name: str, arm: str, seed: int = 0, **changes) -> Cell:
+    """Return a cell of a few programs that fill the small engine."""
+    programs, rate = {"lats": (1, 1.0), "chat-sharegpt": (16, 2.0), "bfcl-gt": (8, 1.0)}[name]
+    changes = {"programs": programs, "rate_per_s": rate, **changes}
+    return Cell(trace=name, arm=arm, profile=profile, seed=seed, **changes)
+
+
+@pytest.mark.parametrize("arm", FAST_ARMS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nothing_is_lost_under_any_policy(small_profile, arm: str, depth: int):
+    """After every step: calls, blocks, programs and time are accounted for, on every seed."""
+    profile = replace(small_profile, batches_in_flight=depth)
+    wanted = [("bfcl-gt", arm, seed) for seed in SEEDS] + [("chat-sharegpt", arm, SEEDS[0])]
+    wanted += [r for r in REGRESSIONS if r[1] == arm]
+    for name, arm_name, seed in wanted:
+        programs = trace.load(name)
+        checker = InvariantChecker(every=3)
+        cell = small_cell(profile, name, arm_name, seed)
+        try:
+            figures = run_cell(cell, programs, watcher=checker)
+        except BrokenInvariantError as error:
+            pytest.fail(f"add ({name!r}, {arm_name!r}, {seed}) to REGRESSIONS: {error}")
+        assert figures["unfinished"] == 0
+        assert figures["programs"] == cell.programs
+        assert checker.steps > 100
+
+
+def test_the_checker_sees_a_lost_call(small_profile):
+    """A checker that never fails proves nothing: lose a call and it must say so."""
+
+    class Thief(InvariantChecker):
+        def after_step(self, simulation, engine, now_s):
+            if self.steps == 50:
+                running = engine.seat.scheduler.running
+                del running[len(running) - 1]
+            super().after_step(simulation, engine, now_s)
+
+    cell = small_cell(small_profile, "bfcl-gt", "fcfs")
+    with pytest.raises(BrokenInvariantError, match="calls lost or left over"):
+        run_cell(cell, trace.load("bfcl-gt"), watcher=Thief())
+
+
+def test_the_same_seed_gives_the_same_bytes(small_profile):
+    """Two runs of a cell are one, and another seed is another run."""
+    programs = trace.load("bfcl-gt")
+    cell = small_cell(small_profile, "bfcl-gt", "plas")
+    first, second = (document([run_cell(cell, programs)]) for _ in range(2))
+    assert first == second
+    assert document([run_cell(replace(cell, seed=1), programs)]) != first
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_stock_vllm_does_what_is_written_down(place: int):
+    """Step counts and completion orders of the golden cells are exact."""
+    assert golden.run(golden.cells()[place]) == golden.recorded()[place]
+
+
+def test_a_program_alone_takes_what_its_alone_time_says(small_profile):
+    """Slowdown's denominator is what an idle engine would take, within 3 %."""
+    profile = replace(small_profile, kv_tokens=64_000, batches_in_flight=1)
+    for name in ("bfcl-gt", "chat-sharegpt"):
+        programs = [p for p in trace.load(name)[:60] if p.largest_tokens < 20_000]
+        cell = Cell(
+            trace=name, arm="fcfs", profile=profile, rate_per_s=1.0, programs=3, mode="closed",
+            concurrency=1,
+        )  # fmt: skip
+        outcome, _, _ = simulate_cell(cell, programs)
+        for program in outcome.programs:
+            taken_s = metrics.response_s(program, outcome.ended_s)
+            # A group's prefix found in the cache of the program before makes it faster.
+            assert 0.6 < taken_s / program.alone_s < 1.03
+        assert outcome.programs[0].ended_s == pytest.approx(outcome.programs[0].alone_s, rel=0.03)
+
+
+def test_tool_waits_are_waited_for(small_profile):
+    """With drawn waits a program takes at least its tools' time, and says how much that was."""
+    cell = small_cell(small_profile, "bfcl-gt", "fcfs", waits=Waits(null="drawn"), programs=3)
+    outcome, _, _ = simulate_cell(cell, trace.load("bfcl-gt"))
+    for program in outcome.programs:
+        assert program.tool_s > 1.0
+        assert metrics.response_s(program, outcome.ended_s) > program.tool_s
+
+
+def test_without_a_prefix_cache_there_are_no_hits(small_profile):
+    """The paper's vLLM computes every prompt whole."""
+    programs = trace.load("bfcl-gt")
+    without = run_cell(small_cell(small_profile, "bfcl-gt", "fcfs-nocache", programs=4), programs)
+    assert without["engine"]["prefix_hit_share"] == 0.0
+    with_cache = run_cell(small_cell(small_profile, "bfcl-gt", "fcfs", programs=4), programs)
+    assert with_cache["engine"]["prefix_hit_share"] > 0.3
+    assert with_cache["call"]["hit_share_possible"] > 0.9
+
+
+def test_several_engines_share_the_programs(small_profile):
+    """Two engines finish the same programs sooner than one."""
+    programs = trace.load("bfcl-gt")
+    one = run_cell(small_cell(small_profile, "bfcl-gt", "fcfs"), programs)
+    two = run_cell(small_cell(small_profile, "bfcl-gt", "fcfs", engines=2), programs)
+    assert two["response_s"]["mean"] < one["response_s"]["mean"]
+    assert two["call"]["calls"] == one["call"]["calls"]
+
+
+def test_programs_outside_the_window_are_not_measured(small_profile):
+    """Warm-up and what arrives after the window are run but not counted."""
+    rule = Rule().shortened(60.0)
+    cell = Cell(
+        trace="bfcl-gt", arm="fcfs", profile=small_profile, rate_per_s=0.3, rule=rule
+    )  # fmt: skip
+    outcome, _, measured = simulate_cell(cell, trace.load("bfcl-gt"))
+    counted = [p for p in outcome.programs if measured(p)]
+    assert 0 < len(counted) < len(outcome.programs)
+    assert all(10 <= p.arrival_s < 50 for p in counted)
+
+
+def test_the_short_gate_cells_hold():
+    """PLAS is never worse than stock vLLM: neither without a queue nor with one (virtual time)."""
+    programs = trace.load("bfcl-gt")
+    by_rate: dict[float, dict[str, dict]] = {}
+    for cell in gate.short_cells():
+        by_rate.setdefault(cell.rate_per_s, {})[cell.arm] = run_cell(cell, programs)
+    assert len(by_rate) == 2
+    for rate, results in by_rate.items():
+        stock, ours = results["fcfs"], results["plas"]
+        assert stock["programs"] == ours["programs"] > 3
+        for figure in ("token_latency_s", "response_s", "slowdown"):
+            assert ours[figure]["mean"] <= 1.02 * stock[figure]["mean"], (rate, figure)
+
+
+def test_the_gate_set_is_small_enough():
+    """At most sixty cells, each with an arm there is."""
+    assert 0 < len(gate.cells()) <= gate.CELLS_MAX
+    assert {cell.arm for _, cell in gate.cells()} <= set(arms.names())
+
+
+def test_an_unknown_policy_is_named(small_profile):
+    """The error lists what there is; settings of our scheduler may follow a colon."""
+    with pytest.raises(arms.UnknownArmError, match="fcfs"):
+        arms.build("best", small_profile)
+    with pytest.raises(arms.UnknownArmError, match="not JSON"):
+        arms.build("plas:beta=x", small_profile)
+    seat = arms.build("plas:beta=null;window_steps=2", small_profile)
+    assert seat.scheduler.config.window_steps == 2
