@@ -284,7 +284,12 @@ class Runtime:
 
         logger = logging.getLogger("autellix")
         if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
+            wanted = os.environ.get("AUTELLIX_LOG", "").upper()
+            if wanted in ("DEBUG", "INFO", "WARNING", "ERROR"):
+                logger.addHandler(logging.StreamHandler())
+                logger.setLevel(wanted)
+            else:
+                logger.addHandler(logging.NullHandler())
         getattr(logger, level)(text)
 
     def note_error(self, where: str, error: Exception) -> None:

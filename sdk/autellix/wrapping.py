@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import wire
+from .errors import AutellixWarning
 from .hooks import tag_request
 from .runtime import get_runtime
 
@@ -68,7 +70,11 @@ def wrap(obj: T, **options: Any) -> T:
     if not hasattr(holder, "event_hooks"):
         holder = getattr(obj, "_client", None)
     if holder is None or not hasattr(holder, "event_hooks"):
-        get_runtime().warn(f"wrap:{kind!r}", f"wrap() knows no way to tag a {kind.__name__}")
+        warnings.warn(
+            f"wrap() knows no way to tag a {kind.__name__}; it is returned as it was",
+            AutellixWarning,
+            stacklevel=2,
+        )
         return obj
     hook = _on_request_async if hasattr(holder, "aclose") else _on_request
     hooks = dict(holder.event_hooks)

@@ -314,6 +314,54 @@ def test_threads_of_a_long_chat_do_not_pile_up():
     assert len(root.children) <= 1
 
 
+def test_wrap_of_something_else_warns_and_returns_it():
+    """No guess is made."""
+    thing = object()
+    with pytest.warns(autellix.AutellixWarning, match="no way to tag a object"):
+        assert autellix.wrap(thing) is thing
+
+
+def test_the_log_can_be_printed(server: FakeServer):
+    """AUTELLIX_LOG shows the SDK's lines, one per cause; by default there is silence."""
+    code = (
+        "import openai, autellix\n"
+        "autellix.init('http://elsewhere:1')\n"
+        "for _ in range(2): openai.OpenAI().completions.create(model='fake', prompt='hi')\n"
+    )
+    command = [sys.executable, "-c", code]
+    loud = subprocess.run(
+        command, env={**os.environ, "AUTELLIX_LOG": "info"}, capture_output=True, text=True
+    )
+    assert loud.stderr.splitlines() == ["127.0.0.1 gets no tags: it is not a configured server"]
+    quiet = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert quiet.stderr == ""
+
+
+USERS_TEST = """
+import openai
+pytest_plugins = ["autellix.testing"]
+
+def test_agent(autellix_server):
+    autellix_server.answers["question"] = "answer"
+    reply = openai.OpenAI().chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "question"}]
+    )
+    assert reply.choices[0].message.content == "answer"
+    assert autellix_server.calls[0].session
+    assert autellix_server.wait_event("PUT").session == autellix_server.calls[0].session
+"""
+
+
+def test_users_can_test_their_agents(tmp_path: Path):
+    """The fixture works in a project of its own."""
+    (tmp_path / "conftest.py").write_text("")
+    (tmp_path / "test_agent.py").write_text(USERS_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 def test_the_command_line(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """--version, run, an unknown command; a program's arguments are its own."""
     program = tmp_path / "agent.py"
