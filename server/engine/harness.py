@@ -25,7 +25,7 @@ from typing import Any
 
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from ..clock import ManualClock
@@ -69,12 +69,14 @@ class FakeRunner:
         v2: Whether it takes the scheduler's output in the form of vLLM's second model runner.
         slots: Calls it has room for.
         block_tokens: Tokens of a KV block.
+        drafts: Tokens that a drafter proposes in each step; how many are accepted is pseudo-random.
         marks: What each slot of each block holds: the prefix that was computed there.
     """
 
     v2: bool
     slots: int
     block_tokens: int
+    drafts: int = 0
     rows: dict[str, _Row] = field(default_factory=dict)
     marks: dict[tuple[int, int], int] = field(default_factory=dict)
     last_step: set[str] = field(default_factory=set)
@@ -141,7 +143,11 @@ class FakeRunner:
                 row.tokens, row.prefixes = told, []
         elif not self.v2 and name not in self.last_step:
             raise WrongRun(f"{name} was not in the last step and comes without its tokens")
-        row.computed = computed
+        if name in cached.resumed_req_ids:
+            row.computed = computed
+        elif computed < row.computed or (computed > row.computed and not self.drafts):
+            # With drafts in flight the scheduler counts on all of them; the runner knows better.
+            raise WrongRun(f"{name} has {row.computed} tokens computed, not {computed}")
 
     def _check_owners(self, output: SchedulerOutput) -> None:
         """No block that is written in this step may belong to two of its calls."""
@@ -161,8 +167,8 @@ class FakeRunner:
         row = self.rows[name]
         count = output.num_scheduled_tokens[name]
         drafts = output.scheduled_spec_decode_tokens.get(name, [])
-        start, end = row.computed, row.computed + count
-        known = end - len(drafts)
+        start = row.computed
+        known = start + count - len(drafts)
         if len(row.tokens) < known:
             raise WrongRun(f"{name} computes up to {known} and only {len(row.tokens)} are known")
         self._check_context(name, row, start)
@@ -171,9 +177,13 @@ class FakeRunner:
         row.computed = known
         if known < len(row.tokens):
             return []  # a part of a prompt
-        token = token_at(name, known)
-        row.tokens.append(token)
-        return [token]
+        accepted = zlib.crc32(f"{name}:{known}".encode()) % (len(drafts) + 1)
+        tokens = [token_at(name, known + i) for i in range(accepted + 1)]
+        row.tokens.extend(tokens)
+        for position in range(known, known + accepted):
+            self.marks[self._place(row, position)] = row.mark(position)
+        row.computed = known + accepted
+        return tokens
 
     def _check_context(self, name: str, row: _Row, length: int) -> None:
         """Look at the ends of each block: whoever writes into one begins at its front."""
@@ -259,6 +269,11 @@ class Pipeline:
         output, result = self._flight.popleft()
         self.clock.advance(self.step_s(output))
         self._note(self.scheduler.update_from_output(output, result))
+        if self.runner.drafts and self.depth == 1 and output.num_scheduled_tokens:
+            # In async scheduling the drafts stay in the runner, and placeholders are scheduled.
+            names = list(output.num_scheduled_tokens)
+            drafts = DraftTokenIds(names, [[0] * self.runner.drafts for _ in names])
+            self.scheduler.update_draft_token_ids(drafts)
         self.steps += 1
         if self.after_step is not None:
             self.after_step(self)
@@ -315,6 +330,7 @@ def build_pipeline(
     slots: int = 2,
     kv_blocks: int = 64,
     block_tokens: int = 4,
+    drafts: int = 0,
     **scheduler_args: Any,
 ) -> Pipeline:
     """Return a pipeline with a scheduler of this class.
@@ -326,8 +342,11 @@ def build_pipeline(
         slots: Calls in a batch at most.
         kv_blocks: KV blocks, with vLLM's null block.
         block_tokens: Tokens of a block.
+        drafts: Tokens proposed in each step by speculative decoding; 0: none.
         scheduler_args: More for :func:`.build.build_config`.
     """
+    if drafts:
+        scheduler_args["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts}
     clock = ManualClock()
     scheduler = build_scheduler(
         type(scheduler_cls.__name__, (scheduler_cls,), {"clock": clock}),
@@ -338,5 +357,5 @@ def build_pipeline(
         async_scheduling=depth > 1,
         **scheduler_args,
     )
-    runner = FakeRunner(v2=v2_runner, slots=slots, block_tokens=block_tokens)
+    runner = FakeRunner(v2=v2_runner, slots=slots, block_tokens=block_tokens, drafts=drafts)
     return Pipeline(scheduler, depth, clock, runner)

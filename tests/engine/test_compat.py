@@ -34,7 +34,7 @@ def test_the_call_is_found_in_every_form(request_id: str):
 
 
 def test_a_responses_call_has_a_program_and_no_call_id():
-    """vLLM makes its own id there; the session is still ours."""
+    """The server makes its own id there; the session is still ours."""
     request = make_request("resp_0123_0-bc4ca7c3", [1], 1, session_id=SEALED, priority=1000)
     assert compat.identify(request, KEY) == ("0badcafe", None, 1.0, 0.0, None)
 

@@ -184,6 +184,33 @@ def test_calls_of_a_program_are_charged_and_sink(depth: int, v2: bool):
     assert scene.end()[4:] == ["new", "old-4", "old-5"]
 
 
+@modes
+def test_speculative_decoding(depth: int, v2: bool):
+    """Drafts are proposed, accepted and rejected, in flight when a call is taken out too."""
+    scene = Scene(depth, v2, drafts=3)
+    scene.longs(steps=6)
+    for name in ("short-1", "short-2", "short-3"):
+        scene.add(name, 6, 5)
+    assert scene.end()[:3] == ["short-1", "short-2", "short-3"]
+    assert scene.pipeline.scheduler.accounts.preemptions >= 2
+    assert scene.pipeline.steps < 60 + 60  # fewer than tokens: drafts were accepted
+
+
+@modes
+def test_lora(depth: int, v2: bool):
+    """No call gives way to one whose adapter has no slot; with the same adapter it does."""
+    from vllm.lora.request import LoRARequest
+
+    adapters = {n: LoRARequest(f"a{n}", n, "nowhere") for n in (1, 2)}
+    scene = Scene(depth, v2, enable_lora=True, max_loras=1)
+    scene.longs(lora_request=adapters[1])
+    scene.add("other", 6, 3, lora_request=adapters[2])
+    scene.steps(6)
+    assert scene.pipeline.scheduler.accounts.preemptions == 0
+    scene.add("same", 6, 3, lora_request=adapters[1])
+    assert scene.end()[0] == "same"
+
+
 class Readmits(AutellixScheduler):
     """A fault: the victim may come back in the step that took it out."""
 
