@@ -96,14 +96,15 @@ class SwappingRunner(FakeRunner):
         return result
 
     def _forget_dropped_tokens(self, output: SchedulerOutput) -> None:
-        """Drop what a failed step generated, as vLLM's runners do."""
+        """Drop what a failed step computed and generated, as vLLM's runners do."""
         for data in output.scheduled_new_reqs:
             self.prompts[data.req_id] = len(data.prompt_token_ids or ())
         cached = output.scheduled_cached_reqs
-        for name, generated in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+        for i, name in enumerate(cached.req_ids):
             row = self.rows.get(name)
             if self.failures and row is not None:
-                del row.tokens[self.prompts[name] + generated :]
+                del row.tokens[self.prompts[name] + cached.num_output_tokens[i] :]
+                row.computed = cached.num_computed_tokens[i]
 
     def _ignoring_context(self, output: SchedulerOutput) -> ModelRunnerOutput:
         check, self._check_context = self._check_context, lambda *_: None  # type: ignore[method-assign]
