@@ -36,6 +36,7 @@ from ..policy.leveled import make_policy
 from ..policy.victim import Running, Waiting, choose_for_room, choose_victims
 from . import compat
 from .accounts import Accounts
+from .connector import find_swap
 from .control import EngineChannel, read_settings
 from .lifetime import die_with_parent
 from .waiting import WaitingQueue
@@ -84,6 +85,7 @@ class AutellixScheduler(AsyncScheduler):
         self.kv_holding_waiting: WaitingQueue = WaitingQueue(self._key_of)
         self._in_flight: deque[_Step] = deque()
         self.running: list[Request] = self.running
+        self.swap = find_swap(self.connector)
         self._last_output_s = 0.0
         self._steps_scheduled = 0
         self._steps_done = 0
@@ -142,6 +144,11 @@ class AutellixScheduler(AsyncScheduler):
         self, request: Request, timestamp: float, drop_stale_output: bool = False
     ) -> None:
         computed = request.num_computed_tokens
+        # Dropped output means that the cache is being reset: its KV may be of other weights.
+        if self.swap is not None and not drop_stale_output:
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
+            if self.swap.swap_out(request, blocks, computed):
+                self.accounts.swapped(request.request_id)
         super()._preempt_request(request, timestamp, drop_stale_output)
         call = self.calls[request.request_id]
         self.autellix.wait(call, self.clock.now_s())
