@@ -31,7 +31,10 @@ SEEDS = (
     b"HTTP/1.0 200 OK\r\n\r\nuntil the end",
 )
 NAMES = [name.lower() for name in wire.REQUEST_HEADERS] + [
-    name for family in FAMILIES if not family.in_body for name in (*family.session, *family.thread)
+    name
+    for family in FAMILIES
+    if family.source == "headers"
+    for name in (*family.session, *family.thread)
 ] + ["x-vllm-priority", "x-dynamo-request-priority", "x-stainless-retry-count"]  # fmt: skip
 VALUES = ("run-1", "0", "0:3", "-1", "", "x" * 300, "é", "\udcff", "a b", "9" * 40, "\x00", "½")
 FIELDS = ("session_id", "priority", "vllm_xargs", "nvext", "program_id", "prompt_cache_key")

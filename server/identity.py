@@ -11,7 +11,8 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import unquote
 
 from autellix import wire
 
@@ -35,7 +36,7 @@ class Family(NamedTuple):
     session: tuple[str, ...]  # the first that is there
     thread: tuple[str, ...] = ()
     parent_session: tuple[str, ...] = ()
-    in_body: bool = False
+    source: Literal["headers", "body", "baggage"] = "headers"
     marks: tuple[str, ...] = ()  # one of these must be there too
 
 
@@ -52,14 +53,14 @@ OWN: Final = "autellix"
 FAMILIES: Final[tuple[Family, ...]] = (
     Family("agentic_context", ("vllm_xargs.agentic_context.program_id",),
            ("vllm_xargs.agentic_context.agent_id",),
-           ("vllm_xargs.agentic_context.parent_program_id",), in_body=True),
+           ("vllm_xargs.agentic_context.parent_program_id",), source="body"),
     Family("agent_hint", ("agent_hint.session_id",), (), ("agent_hint.parent_session_id",),
-           in_body=True),
+           source="body"),
     Family("nvext", ("nvext.agent_context.session_id", "nvext.session_control.session_id"), (),
-           ("nvext.agent_context.parent_session_id",), in_body=True),
-    Family("vllm_body", ("session_id", "vllm_xargs.session_id"), in_body=True),
-    Family("sglang_body", ("session_params.id",), in_body=True),
-    Family("thunderagent", ("program_id",), in_body=True),
+           ("nvext.agent_context.parent_session_id",), source="body"),
+    Family("vllm_body", ("session_id", "vllm_xargs.session_id"), source="body"),
+    Family("sglang_body", ("session_params.id",), source="body"),
+    Family("thunderagent", ("program_id",), source="body"),
     Family("dynamo", ("x-dynamo-session-id", "x-dynamo-trajectory-id"), (),
            ("x-dynamo-parent-session-id",)),
     Family("claude_code", ("x-claude-code-session-id",), ("x-claude-code-agent-id",)),
@@ -67,14 +68,15 @@ FAMILIES: Final[tuple[Family, ...]] = (
            ("x-parent-session-id",), marks=("x-opencode-session", "x-session-affinity")),
     Family("codex", ("session-id", "session_id"), ("thread-id",)),
     Family("litellm", ("x-litellm-session-id",)),
-    Family("litellm_body", ("litellm_session_id", "metadata.session_id"), in_body=True),
+    Family("litellm_body", ("litellm_session_id", "metadata.session_id"), source="body"),
     Family("helicone", ("helicone-session-id",)),
     Family("fireworks", ("x-multi-turn-session-id",)),
     Family("smg", ("x-smg-routing-key",)),
     Family("llm_d", ("x-session-id",), (), ("x-parent-session-id",),
            marks=("x-parent-session-id", "x-session-type")),
     Family("vllm", ("x-session-id",)),
-    Family("prompt_cache_key", ("prompt_cache_key",), in_body=True),
+    Family("prompt_cache_key", ("prompt_cache_key",), source="body"),
+    Family("baggage", ("session.id", "gen_ai.conversation.id"), source="baggage"),
 )  # fmt: skip
 
 PRIORITIES: Final[tuple[Priority, ...]] = (
@@ -108,10 +110,13 @@ def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> 
     own = _own(headers, scope, malformed)
     if own.session is not None:
         return Identity(OWN, own, handicap_ms, tuple(malformed))
+    sources: dict[str, Mapping[str, Any]] = {
+        "headers": headers, "body": _Body(body), "baggage": _baggage(headers.get("baggage", "")),
+    }  # fmt: skip
     for family in FAMILIES:
-        source = _Body(body) if family.in_body else headers
         if family.marks and not any(mark in headers for mark in family.marks):
             continue
+        source = sources[family.source]
         session = _first(source, family.session)
         if session is None:
             continue
@@ -200,6 +205,12 @@ def _first(source: Mapping[str, Any], names: Sequence[str]) -> str | None:
         ):
             return value
     return None
+
+
+def _baggage(text: str) -> dict[str, str]:
+    """Return the members of a W3C baggage header, without their properties."""
+    pairs = (member.partition(";")[0].partition("=") for member in text[:8192].split(","))
+    return {name.strip(): unquote(value.strip()) for name, found, value in pairs if found}
 
 
 def _handicap_ms(headers: Mapping[str, str], body: Mapping[str, Any]) -> int:

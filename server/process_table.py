@@ -13,7 +13,6 @@ Pure: time is an argument.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,7 @@ from autellix import wire
 from . import channel
 from .accounts import Account, PathAccount, SumAccount
 from .program import ENGINES_MAX, Arrival, Call, CallKey, Program
+from .program import program_id_of as program_id_of
 
 Accounting = Literal["plas", "atlas"]
 
@@ -34,18 +34,12 @@ TOMBSTONE_S: Final = 600.0
 ANONYMOUS_TOMBSTONE_S: Final = 60.0
 SILENT_MAX_S: Final = 86_400.0  # a heartbeat alone keeps a program no longer than this
 PAUSE_S: Final = 5.0  # a longer gap between two sweeps means that the gateway stood still
+SWEEP_MAX: Final = 256
 REPORTS_PER_CALL_MAX: Final = 512
 
 
 class TableFull(Exception):
     """Every program in the table has a call in flight, and there is no room for another."""
-
-
-def program_id_of(scope: str, session: str) -> str:
-    """Return the id of a session of one key: 32 hex digits, the same in every gateway."""
-    # the length keeps ("a", "b:c") and ("a:b", "c") apart
-    text = f"{len(scope)}:{scope}:{session}"
-    return hashlib.blake2b(text.encode(), digest_size=16, person=b"autellix-program").hexdigest()
 
 
 class ProcessTable:
@@ -277,8 +271,15 @@ class ProcessTable:
         self._changed[program.program_id] = None
         return True
 
+    def has_due(self, now_s: float) -> bool:
+        """Return whether `sweep` has work."""
+        return bool(self._due) and self._due[0][0] <= now_s
+
     def sweep(self, now_s: float) -> list[str]:
         """Expire what is due, forget old tombstones; return programs that are over since last time.
+
+        It takes ``SWEEP_MAX`` programs at most, so that calls need not wait for thousands of leases
+        that run out at once: sweep again while `has_due`.
 
         After a standstill of the gateway nobody could renew a lease, so none runs out before half
         a lease has passed.
@@ -286,7 +287,9 @@ class ProcessTable:
         if now_s - self._swept_s > PAUSE_S:
             self._grace_until_s = now_s + self.lease_s / 2
         self._swept_s = now_s
-        while self._due and self._due[0][0] <= now_s:
+        for _ in range(SWEEP_MAX):
+            if not self.has_due(now_s):
+                break
             _, _, program = heapq.heappop(self._due)
             if self._programs.get(program.program_id) is not program:
                 continue  # evicted meanwhile

@@ -6,6 +6,7 @@ Pure: time is an argument.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -55,6 +56,13 @@ class Arrival(NamedTuple):
     node: str | None = None
     conversation: str | None = None
     client: str | None = None
+
+
+def program_id_of(scope: str, session: str) -> str:
+    """Return the id of a session of one key: 32 hex digits, the same in every gateway."""
+    # the length keeps ("a", "b:c") and ("a:b", "c") apart
+    text = f"{len(scope)}:{scope}:{session}"
+    return hashlib.blake2b(text.encode(), digest_size=16, person=b"autellix-program").hexdigest()
 
 
 @dataclass(slots=True, eq=False)

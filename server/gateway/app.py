@@ -145,9 +145,14 @@ async def _run(app: web.Application) -> AsyncIterator[None]:
 async def _sweep(gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
-        over = gateway.table.sweep(gateway.clock.now_s())
-        if over:
-            gateway.forget_programs(over)
+        more = True
+        while more:
+            now_s = gateway.clock.now_s()
+            over = gateway.table.sweep(now_s)
+            if over:
+                gateway.forget_programs(over)
+            more = gateway.table.has_due(now_s)
+            await asyncio.sleep(0)  # calls go on in between
 
 
 @web.middleware

@@ -28,6 +28,7 @@ class GatewayConfig:
     body_bytes_max: int = setting(32 << 20, "longest request body", minimum=1024)
     calls_max: int = setting(8192, "calls in flight, all clients together", minimum=1)
     calls_per_key_max: int = setting(8192, "calls in flight of one key", minimum=1)
+    connections_max: int = setting(16_384, "connections of clients", minimum=1)
     connect_s: float = setting(5.0, "time an engine has to accept a connection", minimum=0.01)
     upstream_idle_s: float = setting(
         3.5, "an unused connection to an engine is kept so long", minimum=0, maximum=4

@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from .errors import BadRequest
+from .state import GATEWAY
 
 FIELD_BYTES_MAX: Final = 16 << 10
 FIRST_REQUEST_S: Final = 30.0
@@ -26,10 +27,17 @@ class Connection(web.RequestHandler):
         """Give the client some time to say what it wants; aiohttp does so from the second on."""
         super().connection_made(transport)
         self._first_timer = self._loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+        server = self._manager
+        assert isinstance(server, Server)
+        server.open_connections += 1
+        if server.open_connections > server.connections_max:
+            self.force_close()  # without a word: it has not asked for anything yet
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the timer."""
         self._first_timer.cancel()
+        if isinstance(self._manager, Server):
+            self._manager.open_connections -= 1
         super().connection_lost(exc)
 
     def _close_if_silent(self) -> None:
@@ -58,6 +66,9 @@ class Connection(web.RequestHandler):
 class Server(web.Server):
     """Makes our connections instead of aiohttp's."""
 
+    open_connections: int
+    connections_max: int
+
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -69,6 +80,9 @@ class GatewayRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = Server  # the same object with another factory
+        assert isinstance(server, Server)
+        server.open_connections = 0
+        server.connections_max = self.app[GATEWAY].config.connections_max
         return server
 
 

@@ -200,3 +200,19 @@ async def test_a_client_that_never_says_what_it_wants_is_cut_off(monkeypatch):
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         assert (await rig.chat())[0] == 200
+
+
+async def test_connections_over_the_limit_are_closed():
+    """Those that are open go on; a place that is free again is given again."""
+    async with running(connections_max=2) as rig:
+        first = await asyncio.open_connection("127.0.0.1", rig.port)
+        second = await asyncio.open_connection("127.0.0.1", rig.port)
+        third, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        assert await asyncio.wait_for(third.read(), 5) == b""
+        writer.close()
+        for _, open_writer in (first, second):
+            open_writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        for reader, open_writer in (first, second):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            open_writer.close()
+        assert (await rig.chat())[0] == 200

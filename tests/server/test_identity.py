@@ -46,6 +46,8 @@ GOLDEN: list[tuple[str, dict[str, str], dict[str, Any], str, str | None]] = [
     ("helicone", {"helicone-session-id": "h"}, {}, "h", None),
     ("fireworks", {"x-multi-turn-session-id": "f"}, {}, "f", None),
     ("smg", {"x-smg-routing-key": "r"}, {}, "r", None),
+    ("baggage", {"baggage": "userId=7, session.id=conv%2D1;ttl=5", "traceparent": "00-ab-cd-01"},
+     {}, "conv-1", None),
     ("prompt_cache_key", {"user-agent": "Agents/Python 0.24.0"}, {"prompt_cache_key": "k"},
      "k", None),
 ]  # fmt: skip
@@ -150,8 +152,8 @@ JSON = st.recursive(
 )
 NAMES = st.sampled_from(
     [n.lower() for n in wire.REQUEST_HEADERS]
-    + [n for f in FAMILIES if not f.in_body for n in (*f.session, *f.thread, *f.marks)]
-    + ["x-vllm-priority", "x-stainless-retry-count"]
+    + [n for f in FAMILIES if f.source == "headers" for n in (*f.session, *f.thread, *f.marks)]
+    + ["x-vllm-priority", "baggage", "x-stainless-retry-count"]
 )
 FIELDS = st.sampled_from(
     ["session_id", "vllm_xargs", "nvext", "program_id", "priority", "metadata"]

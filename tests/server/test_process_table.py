@@ -226,6 +226,20 @@ def test_after_a_standstill_leases_do_not_all_run_out():
     assert program.state(162.0) is ProgramState.EXPIRED
 
 
+def test_many_leases_that_run_out_at_once_are_taken_in_parts():
+    """A sweep is short; the next one goes on."""
+    table = ProcessTable(lease_s=1.0)
+    for number in range(600):
+        table.open_program("", f"s{number}", 0.0)
+    over = []
+    sweeps = 0
+    while table.has_due(2.0):
+        over += table.sweep(2.0)
+        sweeps += 1
+    assert (len(over), sweeps) == (600, 3)
+    assert all(p.expired for p in table.programs())
+
+
 def test_a_heartbeat_renews_and_a_leaked_one_ends_after_a_day():
     """A lease is held by heartbeats, but not for ever."""
     table = ProcessTable(lease_s=60.0)
