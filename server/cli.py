@@ -24,6 +24,17 @@ file. Exit status: 0 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong settings, 3 ever
 
 def serve(argv: Sequence[str]) -> int:
     """Run ``autellix serve``: engines, gateway and all, until a signal or the last engine's end."""
+    try:
+        return _serve(argv)
+    except ConfigError as error:
+        sys.stderr.write(f"autellix serve: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(argv: Sequence[str]) -> int:
+    """Read the settings and run the server."""
     from .config import add_flags, load
     from .serve import ServerConfig, run
 
@@ -39,19 +50,13 @@ def serve(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     add_flags(parser, ServerConfig)
     options = parser.parse_args(arguments)
-    try:
-        config = load(
-            ServerConfig,
-            document=_read_toml(options.config) if options.config else {},
-            environ=os.environ,
-            flags=vars(options),
-        )
-        return run(config, options.model, vllm_args)
-    except ConfigError as error:
-        sys.stderr.write(f"autellix serve: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    config = load(
+        ServerConfig,
+        document=_read_toml(options.config) if options.config else {},
+        environ=os.environ,
+        flags=vars(options),
+    )
+    return run(config, options.model, vllm_args)
 
 
 def model(argv: Sequence[str]) -> int:

@@ -2,7 +2,8 @@
 
 A setting is a field of a frozen dataclass and nothing else: flags, variables and the keys of the
 TOML file are made from the fields. The settings of a section ``[pool]`` are ``--pool-NAME`` and
-``AUTELLIX_SERVER_POOL_NAME``; those of ``[serve]`` go without the section's name.
+``AUTELLIX_SERVER_POOL_NAME``; those of ``[serve]`` go without its name. Fields that follow
+from others are named in the section's metadata, ``derived``, and are no settings.
 
 Validation does no I/O. What the settings mean is documented where they are used.
 """
@@ -37,13 +38,11 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
-    is_derived: bool = False,
     is_secret: bool = False,
 ) -> Any:
     """Return a dataclass field with its help and its range, both ends included.
 
-    A derived setting follows from others: it has no flag, no variable and no key. A secret one is
-    never printed.
+    A secret one is never printed.
     """
     return field(
         default=default,
@@ -51,7 +50,6 @@ def setting(
             "help": help_text,
             "minimum": minimum,
             "maximum": maximum,
-            "is_derived": is_derived,
             "is_secret": is_secret,
         },
     )
@@ -63,7 +61,7 @@ class ServeConfig:
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: a free one", minimum=0, maximum=65535)
-    policy: Policy = setting("program", "who goes first; see docs/operations.md")
+    policy: Policy = setting("plas", "who goes first; see docs/operations.md")
     replicas: int = setting(1, "engines to start on this machine", minimum=0, maximum=64)
     engine_url: tuple[str, ...] = setting((), "http://HOST:PORT of engines that run elsewhere")
     engine_api_key: str = setting(
@@ -123,8 +121,8 @@ def load(
     _refuse_unknown("section", document, sections)
     variables = {
         _variable(section, name): (section, name)
-        for section, section_type in sections.items()
-        for name in _names(section_type)
+        for section, (_, items) in sections.items()
+        for name in items
     }
     _refuse_unknown("variable", (k for k in environ if k.startswith(ENV_PREFIX)), variables)
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
@@ -133,13 +131,13 @@ def load(
             raise ConfigError(
                 f"{section}: {table!r} is not allowed; allowed is a table of settings"
             )
-        _refuse_unknown(f"setting in [{section}]", table, _names(sections[section]))
+        _refuse_unknown(f"setting in [{section}]", table, sections[section].items)
         values[section].update(table)
     for variable, (section, name) in variables.items():
         if variable in environ:
             values[section][name] = _FromText(environ[variable])
-    for section, section_type in sections.items():
-        for name in _names(section_type):
+    for section, (_, items) in sections.items():
+        for name in items:
             if (value := flags.get(_dest(section, name))) is not None:
                 values[section][name] = value
     return config_type(**{name: _build(sections[name], name, values[name]) for name in sections})
@@ -147,14 +145,15 @@ def load(
 
 def add_flags(parser: argparse.ArgumentParser, config_type: type) -> None:
     """Give ``parser`` a flag for every setting; values stay text, `load` checks them."""
-    for section, section_type in _sections(config_type).items():
+    for section, (section_type, items) in _sections(config_type).items():
         group = parser.add_argument_group(section)
-        for item in _settable(section_type):
+        hints = _hints(section_type)
+        for item in items.values():
             flag = "--" + _dest(section, item.name).replace("_", "-")
             shown = _shown(item.default)
             # argparse formats the help text with %
             text = f"{item.metadata.get('help', '')} (default {shown})".strip().replace("%", "%%")
-            kind = _hints(section_type)[item.name]
+            kind = _without_none(hints[item.name])
             if kind is bool:
                 group.add_argument(
                     flag, action=argparse.BooleanOptionalAction, default=None, help=text
@@ -170,10 +169,10 @@ def add_flags(parser: argparse.ArgumentParser, config_type: type) -> None:
 def describe(config: Any) -> str:
     """Return the effective settings as TOML; keys are not shown."""
     lines = []
-    for section in dataclasses.fields(config):
-        lines.append(f"[{section.name}]")
-        part = getattr(config, section.name)
-        for item in _settable(part):
+    for section, (_, items) in _sections(type(config)).items():
+        lines.append(f"[{section}]")
+        part = getattr(config, section)
+        for item in items.values():
             value = getattr(part, item.name)
             is_secret = bool(value) and item.metadata.get("is_secret", False)
             lines.append(f"{item.name} = {_shown('(hidden)' if is_secret else value)}")
@@ -186,25 +185,27 @@ class _FromText(str):
     __slots__ = ()
 
 
-def _sections(config_type: type) -> dict[str, type]:
-    """Return section name → its dataclass."""
-    return {
-        name: kind
-        for name, kind in _hints(config_type).items()
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    }
+class _Section(typing.NamedTuple):
+    """A section's dataclass, and its fields that are settings of their own."""
+
+    kind: type
+    items: Mapping[str, dataclasses.Field[Any]]
+
+
+def _sections(config_type: type) -> dict[str, _Section]:
+    """Return section name → what is in it."""
+    hints = _hints(config_type)
+    sections = {}
+    for outer in dataclasses.fields(config_type):
+        derived = outer.metadata.get("derived", ())
+        kind = hints[outer.name]
+        items = {f.name: f for f in dataclasses.fields(kind) if f.name not in derived}
+        sections[outer.name] = _Section(kind, items)
+    return sections
 
 
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
-
-
-def _settable(section_type: type) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(section_type) if not f.metadata.get("is_derived")]
-
-
-def _names(section_type: type) -> tuple[str, ...]:
-    return tuple(item.name for item in _settable(section_type))
 
 
 def _dest(section: str, name: str) -> str:
@@ -232,25 +233,27 @@ def _refuse_unknown(what: str, given: Any, known: Any) -> None:
             raise ConfigError(f"unknown {what} {name!r}{hint}")
 
 
-def _build(section_type: type, section: str, values: Mapping[str, Any]) -> Any:
+def _build(section_type: _Section, section: str, values: Mapping[str, Any]) -> Any:
     """Return the section with its values read and checked."""
-    hints = _hints(section_type)
-    items = {item.name: item for item in dataclasses.fields(section_type)}
+    hints = _hints(section_type.kind)
     checked = {}
     for name, value in values.items():
         label = name if section == MAIN_SECTION else f"{section}.{name}"
-        checked[name] = _checked(label, value, hints[name], items[name].metadata)
-    return section_type(**checked)
+        checked[name] = _checked(label, value, hints[name], section_type.items[name].metadata)
+    return section_type.kind(**checked)
 
 
 def _checked(label: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> Any:
     """Return ``value`` as ``kind``, or say what is allowed."""
-    if isinstance(value, _FromText) and typing.get_origin(kind) is tuple:
+    is_list = typing.get_origin(_without_none(kind)) is tuple
+    if isinstance(value, _FromText) and is_list and value.strip().lower() != "none":
         value = [part.strip() for part in value.split(",") if part.strip()]
     result, allowed = _read(value, kind)
     low, high = metadata.get("minimum"), metadata.get("maximum")
-    if result is not _BAD and (
-        (low is not None and result < low) or (high is not None and result > high)
+    if (
+        result is not _BAD
+        and result is not None
+        and ((low is not None and result < low) or (high is not None and result > high))
     ):
         result = _BAD
     if low is not None or high is not None:
@@ -267,10 +270,12 @@ _BAD: Final = object()
 
 def _read(value: Any, kind: Any) -> tuple[Any, str]:
     """Return (the value as ``kind`` or `_BAD`, what is allowed in words)."""
+    if (inner := _without_none(kind)) is not kind:
+        if isinstance(value, str) and value.strip().lower() == "none":
+            return None, ""
+        result, allowed = _read(value, inner)
+        return result, f"{allowed}, or none"
     origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
-        return _read(value, inner)
     if origin is typing.Literal:
         choices = typing.get_args(kind)
         plain = str(value) if isinstance(value, str) else value
@@ -286,6 +291,13 @@ def _read(value: Any, kind: Any) -> tuple[Any, str]:
     if kind in (int, float):
         return _read_number(value, kind), "a whole number" if kind is int else "a number"
     return (str(value) if isinstance(value, str) else _BAD), "text"
+
+
+def _without_none(kind: Any) -> Any:
+    """Return ``X`` for ``X | None``, and any other type as it is."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(arg for arg in typing.get_args(kind) if arg is not type(None))
+    return kind
 
 
 def _read_bool(value: Any) -> Any:
@@ -312,6 +324,8 @@ def _read_number(value: Any, kind: type) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a value as TOML writes it."""
+    if value is None:
+        return '"none"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):

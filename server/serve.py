@@ -25,14 +25,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from autellix.errors import ConfigError
 
+from .channel import CallReport
 from .clock import SystemClock
 from .config import PoolConfig, ServeConfig, describe
 from .engine.launch import EngineSpec, build_command, check_vllm_args
 from .gateway.app import create_app, make_runner
 from .gateway.config import GatewayConfig
 from .model import ModelError, find_model
+from .policy.config import PolicyConfig
+from .pool.control import ControlServer, Peer
 from .pool.local import LocalEngine, LocalSettings
 from .pool.progress import ProgressLimits
 from .pool.remote import RemoteEngine, parse_engine_url
@@ -49,6 +54,8 @@ EXIT_ENGINES_FAILED: Final = 3
 
 _LISTEN_BACKLOG: Final = 1024
 _TICK_S: Final = 0.05
+_TELLING_MAX: Final = 64
+_POLICY_FOLLOWS: Final = {"derived": ("policy",)}  # from [serve]
 _SAY_AFTER_S: Final = 3.0
 
 
@@ -58,7 +65,8 @@ class ServerConfig:
 
     serve: ServeConfig = field(default_factory=ServeConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
-    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    scheduling: PolicyConfig = field(default_factory=PolicyConfig, metadata=_POLICY_FOLLOWS)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig, metadata=_POLICY_FOLLOWS)
 
 
 def run(config: ServerConfig, model: str | None, vllm_args: tuple[str, ...]) -> int:
@@ -120,6 +128,8 @@ class Server:
         self._model = model
         self._vllm_args = vllm_args
         self._pool = Pool(stagger_s=config.pool.stagger_s)
+        self._channel = ControlServer(f"ipc://{folder / 'channel'}", self._clock, self._fold)
+        self._telling: set[asyncio.Task[None]] = set()
         self._signals: list[signal.Signals] = []
         self._signalled = asyncio.Event()
 
@@ -145,12 +155,16 @@ class Server:
             server = await loop.create_server(
                 runner.server, sock=self._listener, backlog=_LISTEN_BACKLOG
             )
+            await self._channel.start()
             self._pool.start(self._engines())
             status = await self._until_over()
             await self._drain(server)
         finally:
             await runner.cleanup()
             await self._stop_engines()
+            for task in self._telling:
+                task.cancel()
+            await self._channel.close()
         _log.info("stopped")
         return status
 
@@ -240,11 +254,12 @@ class Server:
             policy=self._config.serve.policy,
             on_cpu=on_cpu,
             kv_cache_gib=pool.kv_cache_gib,
+            scheduler_constants=_constants(self._config.scheduling),
             vllm_args=self._vllm_args,
         )
         settings = LocalSettings(
             folder=self._folder,
-            channel_endpoint=None,
+            channel_endpoint=self._channel.endpoint,
             channel_key=self._key,
             start_timeout_s=pool.start_timeout_s,
             restart_limit=pool.restart_limit,
@@ -269,12 +284,33 @@ class Server:
             in_flight=lambda: self._table.loads().get(engine_id, 0),
         )
 
-    def _pulse(self, engine_id: str) -> Pulse | None:  # noqa: ARG002 - until there is a channel
-        """Return the control channel's latest figures of this engine."""
-        return None
+    def _pulse(self, engine_id: str) -> Pulse | None:
+        """Return the control channel's latest figures of this start of an engine."""
+        peer = self._channel.peers().get(engine_id)
+        engine = next((e for e in self._pool.all() if e.engine_id == engine_id), None)
+        if peer is None or peer.heartbeat is None or not isinstance(engine, LocalEngine):
+            return None
+        if peer.heard_s < engine.ready_s:  # of the start before, or not yet of this one
+            return None
+        beat = peer.heartbeat
+        return Pulse(
+            step=beat.step,
+            is_busy=beat.running + beat.waiting > 0,
+            age_s=self._clock.now_s() - peer.heard_s,
+            longest_step_s=beat.longest_step_s,
+            long_step_expected=beat.long_step_expected,
+        )
+
+    def _fold(self, engine_id: str, boot_id: str, report: CallReport) -> None:
+        """Charge what an engine measured."""
+        self._table.fold_report(engine_id, boot_id, report, self._clock.now_s())
 
     def _forget_programs(self, program_ids: Sequence[str]) -> None:
         """Tell the engines that programs are over."""
+        if len(self._telling) < _TELLING_MAX:  # advisory: an engine forgets idle ones by itself
+            task = asyncio.create_task(self._channel.forget_programs(program_ids))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     def _engine_views(self) -> list[Mapping[str, Any]]:
         """Return a row for each engine, for people and dashboards."""
@@ -285,9 +321,30 @@ class Server:
                 "state": engine.state.value,
                 "starts": engine.starts if isinstance(engine, LocalEngine) else None,
                 "calls": loads.get(engine.engine_id, 0),
+                **_channel_view(self._channel.peers().get(engine.engine_id)),
             }
             for engine in self._pool.all()
         ]
+
+
+def _channel_view(peer: Peer | None) -> dict[str, Any]:
+    """Return what the control channel knows of an engine."""
+    if peer is None:
+        return {"channel": None}
+    return {
+        "channel": msgspec.to_builtins(peer.hello),
+        "load": msgspec.to_builtins(peer.heartbeat),
+        "reports_lost": peer.lost,
+    }
+
+
+def _constants(config: PolicyConfig) -> dict[str, object]:
+    """Return the scheduler's settings that differ from their defaults."""
+    return {
+        item.name: value
+        for item in dataclasses.fields(config)
+        if (value := getattr(config, item.name)) != item.default and item.name != "policy"
+    }
 
 
 def place(call: CallInfo, engines: Sequence[Engine]) -> Engine:

@@ -139,15 +139,17 @@ class ServeProcess:
             self.connection(timeout_s), method, path, data, {**fields, **(headers or {})}
         )
 
-    def stream(self, body: dict[str, Any], **headers: str) -> http.client.HTTPResponse:
-        """Begin a streamed chat call and return the open answer, its first byte read already."""
-        connection = self.connection()
-        data = json.dumps({**body, "stream": True})
-        connection.request("POST", "/v1/chat/completions", data, {**JSON, **headers})
-        response = connection.getresponse()
-        assert response.status == 200, response.read()
-        assert response.read(1)
-        return response
+    @contextlib.contextmanager
+    def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        """Begin a streamed chat call; yields the open answer, its first byte read already."""
+        with contextlib.closing(self.connection()) as connection:
+            data = json.dumps({**body, "stream": True})
+            connection.request("POST", "/v1/chat/completions", data, JSON)
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            assert response.read(1)
+            with response:
+                yield response
 
     def processes(self) -> dict[int, str]:
         """Return what lives of this server, the gateway included: process id → role."""

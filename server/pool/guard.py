@@ -6,7 +6,8 @@ holds the reading end of a pipe whose other end only the gateway has:
 
 * the pipe ends (the gateway is gone, however it went): everything is stopped, the private folder
   is removed;
-* ``stop`` comes through the pipe, or SIGTERM arrives: the same, but the folder stays;
+* ``stop`` or ``now`` comes through the pipe, or SIGTERM arrives: the same, with or without a
+  grace, but the folder stays;
 * the API server ends: what is left of the engine is killed, and the guard ends with its status;
 * the guard itself is killed: the API server dies with it, by the kernel; the rest the pool finds
   by the session and by the mark in its environment.
@@ -28,6 +29,7 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 _RESOURCE_TRACKER_S = 1.0  # it unlinks the shared memory of killed processes, then ends by itself
 
 
@@ -118,16 +120,20 @@ class Guard:
         """Start the command as a child that dies with this process."""
         assert callable(prctl)
         guard = os.getpid()
+        # Until the child has its own handlers, a signal to it would be taken by a copy of ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return pid
         try:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != guard:  # it died before the line above
                 os._exit(1)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)  # the death pipe is the guard's alone
             os.execvp(self._command[0], self._command)
@@ -143,8 +149,11 @@ class Guard:
                 os.read(self._wake_read, 4096)
                 self._reap()
             if 0 in readable:
-                if not os.read(0, 4096):
+                word = os.read(0, 4096)
+                if not word:
                     return False
+                if word.startswith(b"now"):
+                    self._grace_s = 0.0
                 self._asked_to_stop = True
         return True
 

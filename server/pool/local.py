@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import sys
@@ -90,6 +91,7 @@ class LocalEngine:
         self._stopping = asyncio.Event()
         self._is_draining = False
         self.starts = 0
+        self.ready_s = math.inf  # when the present start became ready
         self.session: int | None = None  # of the running engine's processes: its guard's id
         self.on_state: Callable[[Any], None] = lambda _engine: None
 
@@ -188,6 +190,7 @@ class LocalEngine:
         )
         self._remove_socket()
         self.starts += 1
+        self.ready_s = math.inf
         process = ChildProcess(
             (
                 *(sys.executable, "-I", "-S", str(_GUARD_FILE)),
@@ -211,6 +214,7 @@ class LocalEngine:
         why = await self._until_ready(ending, stopping)
         if why is not None:
             return _Ended(why, was_ready=False)
+        self.ready_s = self._clock.now_s()
         self._enter(EngineState.READY)
         self._vitals.begin()
         frozen_since_s: float | None = None
@@ -265,7 +269,8 @@ class LocalEngine:
 
     async def _end(self, process: ChildProcess, mark: str) -> None:
         """End the guard, and the engine with it; then make sure."""
-        process.ask_to_stop()
+        # Before it is ready it holds no call, and vLLM is slow to notice a signal then.
+        process.ask_to_stop(now=self._state is EngineState.STARTING)
         limit_s = self._settings.stop_grace_s + _GUARD_CLEARS_S
         await asyncio.wait((process.ended,), timeout=limit_s)
         if not process.ended.done():

@@ -55,11 +55,11 @@ class ChildProcess:
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._read)
 
-    def ask_to_stop(self) -> None:
-        """Write to the death pipe."""
+    def ask_to_stop(self, *, now: bool = False) -> None:
+        """Write to the death pipe: end in good order, or at once."""
         if self._popen.stdin is not None and not self._popen.stdin.closed:
             with contextlib.suppress(OSError):  # it ended; that is as good
-                self._popen.stdin.write(b"stop\n")
+                self._popen.stdin.write(b"now\n" if now else b"stop\n")
 
     def kill(self) -> None:
         """Send SIGKILL."""
