@@ -1,16 +1,20 @@
-"""``autellix trace``: what sets there are, whether a file is sound, what is in it."""
+"""``autellix trace``: what sets there are, whether a file is sound, and recording new ones."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from . import trace
+from . import record, trace
+from .recorder import Recorder, save, serve
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``autellix trace list|check``.
+    """Run ``autellix trace list|check|import|record``.
 
     Raises:
         TraceError: a file is wrong.
@@ -20,7 +24,23 @@ def main(argv: Sequence[str]) -> int:
     commands.add_parser("list", help="the sets that ship, with their means per call")
     check = commands.add_parser("check", help="check a set or a file and print its means")
     check.add_argument("trace", nargs="+", help="a set's name or a .jsonl[.xz|.gz] file")
+    take = commands.add_parser("import", help="make a trace of a log of calls")
+    take.add_argument("rows", type=Path, help="JSON Lines: " + ", ".join(record.Row._fields))
+    relay = commands.add_parser("record", help="relay to a running server and note its calls")
+    relay.add_argument("--upstream", required=True, help="the server, http://host:port")
+    relay.add_argument("--port", type=int, default=8001, help="where clients go instead")
+    for command in (take, relay):
+        command.add_argument("--out", type=Path, required=True, help="a .jsonl[.xz|.gz] file")
+        command.add_argument("--kind", choices=trace.KINDS, default="react")
     arguments = parser.parse_args(argv)
+    if arguments.command == "import":
+        with arguments.rows.open(encoding="utf-8") as lines:
+            rows = list(record.read_rows(lines, arguments.rows.name))
+        count = trace.write(record.programs(rows, "imported", arguments.kind), arguments.out)
+        sys.stdout.write(f"{count} programs, {len(rows)} calls\n")
+        return 0
+    if arguments.command == "record":
+        return _record(arguments)
     wanted = trace.names() if arguments.command == "list" else arguments.trace
     sys.stdout.write(
         f"{'set':24}{'programs':>9}{'calls/program':>14}{'max':>6}"
@@ -28,6 +48,23 @@ def main(argv: Sequence[str]) -> int:
     )
     for name in wanted:
         sys.stdout.write(_line(name, trace.load(name)))
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    """Relay until Ctrl-C or SIGTERM, then write the trace."""
+    recorder = Recorder(arguments.upstream)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        sys.stderr.write(f"recording on http://127.0.0.1:{arguments.port}; Ctrl-C ends\n")
+        await serve(recorder, arguments.port, stop)
+
+    asyncio.run(run())
+    count = save(recorder, arguments.out, arguments.kind)
+    sys.stdout.write(f"{count} programs, {len(recorder.rows)} calls\n")
     return 0
 
 

@@ -37,7 +37,9 @@ def test_a_report_is_png_files_and_one_page(tmp_path: Path, capsys):
     assert all((tmp_path / "out" / p).read_bytes().startswith(b"\x89PNG") for p in pictures)
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
-    assert "http" not in page
+    assert 'src="http' not in page
+    assert "<link" not in page
+    assert "<script" not in page
     assert "plas: 0.5 s/token at not crossed in this sweep" in capsys.readouterr().out
 
 
