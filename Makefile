@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml CMakeL
 MODEL  := models/smollm2
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup model demo test test-all lint types native bench compat clean help
+.PHONY: setup model demo test test-all lint types native bench compat clean clean-compat help
 
 help:           ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -49,6 +49,9 @@ native: $(STAMP) ## the C++ tests, with the address and undefined-behaviour sani
 
 compat: $(STAMP) ## the SDK with other Pythons and frameworks, each in its own environment; writes docs/compatibility.md
 	@$(BIN)/python -m tests.sdk.compat.run $(ENVIRONMENTS)
+
+clean-compat:
+	rm -rf .venv-compat
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache

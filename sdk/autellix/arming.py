@@ -126,4 +126,6 @@ def _register_fork() -> None:
 
 
 def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
     get_runtime().after_fork()

@@ -73,7 +73,9 @@ class _Steps:
         """Put the block in force; returns what was in force before."""
         before = scope_var.get()
         scope = self._scope
-        if self._is_new and scope is not None:
+        if scope is None:
+            return before  # a block that sets nothing: the caller's scope holds
+        if self._is_new:
             # The steps are one after the other, whoever makes them: one thread.
             owner, stand_in = current_owner()
             scope.branch.adopt(stand_in or owner)
@@ -82,7 +84,8 @@ class _Steps:
 
     def leave(self, before: Scope | None) -> None:
         """Put back what was in force before the step."""
-        self._scope = scope_var.get() or self._scope
+        if self._scope is not None:
+            self._scope = scope_var.get() or self._scope
         scope_var.set(before)
 
     def end(self, error: BaseException | None) -> None:

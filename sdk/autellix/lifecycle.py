@@ -149,6 +149,10 @@ class Lifecycle:
             self._stopping = False
         atexit.unregister(self._at_exit)
 
+    def disown(self) -> None:
+        """Forget the exit handler, in a forked child: the thread and the locks are the parent's."""
+        atexit.unregister(self._at_exit)
+
     def peer_states(self) -> dict[str, str]:
         """Return what is known of each server."""
         return {f"{o.scheme}://{o.host}:{o.port}": p.state for o, p in list(self._peers.items())}
@@ -224,7 +228,7 @@ class Lifecycle:
                 self._wake.notify_all()
                 peer = self._next_peer()
                 while peer is None:
-                    if self._stopping or (self._worker is not None and self._worker is not me):
+                    if self._stopping or self._worker is not me:
                         for known in self._peers.values():
                             self._close(known)
                         return

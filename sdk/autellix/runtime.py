@@ -93,6 +93,8 @@ class Runtime:
     def after_fork(self) -> None:
         """Forget, in a forked child, the threads and locks that only the parent has."""
         self._lock = threading.Lock()
+        if self._lifecycle is not None:
+            self._lifecycle.disown()
         self._lifecycle = None
         self.counts = {}
         for session in list(self.live.values()):
@@ -128,7 +130,7 @@ class Runtime:
     def find(self) -> Found | None:
         """Return the session of the running code, by the fallback ladder, or None."""
         scope = scope_var.get()
-        if scope is not None and scope.session.runtime is self:
+        if scope is not None and scope.session.runtime is self and not _is_over(scope.session):
             return Found(scope.session, scope, self.source_of(scope.session))
         if self.config.scope == "explicit":
             return None
@@ -146,7 +148,7 @@ class Runtime:
     def peek(self) -> Session | None:
         """Return the session of the running code, but open none."""
         scope = scope_var.get()
-        if scope is not None and scope.session.runtime is self:
+        if scope is not None and scope.session.runtime is self and not _is_over(scope.session):
             return scope.session
         if self.config.scope == "explicit":
             return None
@@ -318,6 +320,11 @@ class Runtime:
 
 def _nothing() -> None:
     return None
+
+
+def _is_over(session: Session) -> bool:
+    """Return whether this is a process session that was shut down: nobody is late for it."""
+    return session.is_implicit and session.state == "ended"
 
 
 def parent_of(session: Session, branch: Branch) -> str | None:

@@ -181,7 +181,7 @@ class Session:
         if origin in self._peers or len(self._peers) >= PEERS_MAX:
             return
         self._peers[origin] = authorization
-        if self.is_own:
+        if self.is_own and self._state == "open":
             self._runtime.note_open(self, origin)
 
     def branch_here(self, scope: Scope | None) -> Branch:

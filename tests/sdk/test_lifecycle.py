@@ -193,6 +193,35 @@ def test_two_servers_are_two_lives(talk: Talk, server: FakeServer):
     assert server.wait_event("DELETE").session == session.id
 
 
+def test_a_forked_child_that_exits_normally_does_not_wait(talk: Talk, server: FakeServer):
+    """The parent's exit handler is not the child's, whatever was queued at the fork."""
+    code = (
+        "import os, time, autellix, openai\n"
+        "openai.OpenAI().completions.create(model='fake', prompt='hi')\n"
+        "assert autellix.flush(5)\n"
+        "sender = autellix.runtime.get_runtime().lifecycle\n"
+        "sender._wake.acquire()\n"  # as if its thread were at work
+        "pid = os.fork()\n"
+        "if pid == 0: raise SystemExit(0)\n"
+        "sender._wake.release()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert [e.method for e in server.events].count("DELETE") == 1
+
+
+def test_a_late_call_to_another_server_opens_nothing_there(talk: Talk, server: FakeServer):
+    """An ended session is not started again by a straggler."""
+    with autellix.session() as session:
+        talk.ask("hi")
+    with FakeServer() as other, openai.OpenAI(base_url=other.base_url) as client:
+        session.run(client.completions.create, model="fake", prompt="late")
+        assert autellix.flush(5)
+        assert other.calls[0].source == "late"
+        assert not other.events
+
+
 def test_shutdown_ends_what_is_open_and_starts_again(talk: Talk, server: FakeServer):
     """After shutdown the thread is gone; a later session works as the first did."""
     autellix.start_session("one")

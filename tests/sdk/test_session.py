@@ -128,6 +128,32 @@ async def test_a_decorated_async_generator_may_be_stepped_from_other_tasks(talk:
     assert autellix.current_session() is None
 
 
+def test_a_decorated_tool_that_is_a_generator_keeps_the_callers_session(talk: Talk):
+    """A block that sets nothing takes nothing away."""
+
+    @autellix.tool("pages")
+    def pages():
+        for page in range(2):
+            yield talk.ask(f"page{page}")
+
+    autellix.init(scope="explicit")
+    steps = pages()
+    next(steps)
+    with autellix.session() as session:
+        next(steps)
+    assert talk.calls["page0"].session is None
+    assert talk.calls["page1"].session == session.id
+
+
+def test_after_shutdown_a_new_process_session_begins(talk: Talk):
+    """The old one is over; nobody is late for it."""
+    talk.ask("one")
+    autellix.shutdown()
+    talk.ask("two")
+    assert len(talk.sessions) == 2
+    assert talk.calls["two"].source == "process"
+
+
 def test_a_nested_session_joins_or_is_new(talk: Talk):
     """Join: the outer one, ended by the outer only. New: its own, which names its parent."""
     with autellix.session("outer") as outer:

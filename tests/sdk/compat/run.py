@@ -2,6 +2,9 @@
 
     python -m tests.sdk.compat.run [NAME …]
 
+An environment is made once for its list of packages; `make clean-compat` makes them all anew. The
+table is written after each one, so that a run that is cut short leaves what it has shown.
+
 The interpreters are ``python3.10`` and so on from PATH, or from ``PYTHONS``, a list of folders.
 """
 
@@ -63,10 +66,15 @@ def prepare(environment: Environment) -> Path | None:
         return None
     folder = HOME / environment.name
     inside = folder / "bin" / "python"
+    stamp = folder / "made-from"
+    recipe = "\n".join((environment.python, *TOOLS, *environment.packages))
+    if stamp.exists() and stamp.read_text() == recipe:
+        return inside
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     install = [str(inside), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, *TOOLS, *environment.packages], check=True)
+    stamp.write_text(recipe)
     return inside
 
 
@@ -147,8 +155,8 @@ def main(names: Sequence[str]) -> int:
             missing.append(environment)
             continue
         outcomes.append(run(environment, python))
-    if not names:
-        write(outcomes, missing)
+        if not names:
+            write(outcomes, missing)
     for outcome in outcomes:
         sys.stdout.write(
             f"{outcome.environment.name}: {outcome.passed} passed, {outcome.skipped} skipped, "
