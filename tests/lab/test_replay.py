@@ -1,0 +1,93 @@
+"""The live bench: real order, real counts, and a run that loses calls fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autellix.server.lab import bench_command, cost_model, trace, workload
+from autellix.server.lab.replay import Replay, Target
+from autellix.server.lab.workload import Waits
+
+
+class FakeServer:
+    """A vLLM that answers at once, and notes what it was asked."""
+
+    def __init__(self, lose: int | None = None) -> None:
+        self.lose = lose
+        self.prompts: list[list[int]] = []
+        self.sessions: list[str | None] = []
+        self.busy = 0
+        self.most_busy = 0
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """Answer one completion as a stream with usage."""
+        body = await request.json()
+        self.prompts.append(body["prompt"])
+        self.sessions.append(request.headers.get("X-Autellix-Session"))
+        if self.lose is not None and len(self.prompts) == self.lose:
+            return web.json_response({"error": {"message": "no"}}, status=500)
+        self.busy += 1
+        self.most_busy = max(self.most_busy, self.busy)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await asyncio.sleep(0)
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+        usage["total_tokens"] = sum(usage.values())
+        base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
+        first = {**base, "choices": [{"index": 0, "text": "x", "finish_reason": None}]}
+        for chunk in (first, {**base, "choices": [], "usage": usage}):
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        self.busy -= 1
+        return response
+
+
+async def replay(fake: FakeServer, name: str, programs: int):
+    """Replay the first programs of a set against the fake server."""
+    application = web.Application(client_max_size=64 << 20)
+    application.router.add_post("/v1/completions", fake.complete)
+    some = [p for p in trace.load(name) if len(p.calls) < 90][:programs]
+    arrivals = list(workload.at_once(some, len(some), seed=0))
+    async with TestServer(application) as server:
+        target = Target(name="fake", url=str(server.make_url("/v1")), model="m")
+        profile = cost_model.load("a100-80g-llama-3.1-8b")
+        return await Replay(target, profile, Waits(scale=0.0)).run(arrivals), arrivals
+
+
+async def test_every_call_is_sent_once_with_its_length():
+    """Prompt lengths are the trace's, children come after parents, ids fit the vocabulary."""
+    fake = FakeServer()
+    done, arrivals = await replay(fake, "lats", 1)
+    wanted = sorted(c.prompt_tokens for a in arrivals for c in a.program.calls)
+    assert sorted(len(p) for p in fake.prompts) == wanted
+    assert all(0 <= token < 49152 for p in fake.prompts for token in p)
+    assert all(p.ended_s is not None and not p.lost_calls for p in done)
+    assert fake.most_busy > 1, "siblings run at the same time"
+
+
+async def test_a_serial_program_shares_its_prefixes():
+    """A chat's next prompt begins with its last one."""
+    fake = FakeServer()
+    await replay(fake, "chat-sharegpt", 1)
+    for earlier, later in zip(fake.prompts, fake.prompts[1:], strict=False):
+        assert later[: len(earlier)] == earlier
+
+
+async def test_a_lost_call_is_named_and_ends_its_program():
+    """A failed call is a loss, never a short program."""
+    fake = FakeServer(lose=2)
+    (done,), _ = await replay(fake, "chat-sharegpt", 1)
+    assert done.ended_s is None
+    assert "500" in done.lost_calls[0] or "InternalServerError" in done.lost_calls[0]
+
+
+def test_a_target_must_be_named():
+    """One line says what to write."""
+    with pytest.raises(Exception, match="NAME=http"):
+        bench_command.main(["--trace", "chat-real", "--url", "localhost:1", "--profile",
+                            "a100-80g-llama-3.1-8b"])  # fmt: skip
