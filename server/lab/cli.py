@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -54,5 +55,8 @@ def _run(command: Callable[[Sequence[str]], int], name: str, argv: Sequence[str]
     except mistakes as error:
         sys.stderr.write(f"autellix {name}: {error}\n")
         return 2
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130

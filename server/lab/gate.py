@@ -28,7 +28,7 @@ def cells(seed: int = 0, horizon_s: float = 3600.0) -> list[tuple[float, Cell]]:
         horizon_s: 3600 by the measuring rule; less for a look.
     """
     content = table()
-    rule = Rule().shortened(horizon_s)
+    rule = Rule().shortened(horizon_s)  # the rule itself at its own horizon
     found = []
     for group in content["cells"]:
         profile = cost_model.load(group["profile"])

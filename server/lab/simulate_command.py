@@ -9,10 +9,11 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from . import cost_model, trace
+from . import capacity, cost_model, gate, trace
 from .measure import Cell, Rule, run_cell
 from .result_cache import ResultCache
 from .workload import WAIT_CAP_S, Waits
@@ -27,14 +28,19 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # before vLLM is imported
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    programs = trace.load(arguments.trace)
-    cells = list(_cells(arguments))
     results = ResultCache(arguments.cache)
+    if arguments.capacity:
+        return _capacity(arguments, results)
+    if arguments.gate:
+        cells = [cell for _, cell in gate.cells(arguments.seed, arguments.horizon)]
+    else:
+        cells = list(_cells(arguments))
     kept = []
     sys.stdout.write(_HEAD)
     for cell in cells:
         started_s = time.monotonic()
-        result = results.get(cell, lambda cell=cell: run_cell(cell, programs))  # type: ignore[misc]
+        programs = _load(cell.trace)
+        result = results.get(cell, partial(run_cell, cell, programs))
         kept.append(result)
         sys.stdout.write(_line(result, time.monotonic() - started_s))
         sys.stdout.flush()
@@ -51,6 +57,34 @@ def main(argv: Sequence[str]) -> int:
 def document(results: Sequence[dict[str, Any]]) -> str:
     """Return results as the JSON that ``autellix report`` reads; the same input, the same bytes."""
     return json.dumps({"form": 1, "results": list(results)}, indent=1, sort_keys=True) + "\n"
+
+
+def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
+    """Print the highest rate that the clairvoyant reference sustains."""
+    low, high = arguments.capacity[0], arguments.capacity[-1]
+    cell = next(_cells(arguments))
+    programs = _load(cell.trace)
+
+    def run(cell: Cell) -> dict[str, Any]:
+        started_s = time.monotonic()
+        result = results.get(cell, partial(run_cell, cell, programs))
+        sys.stdout.write(_line(result, time.monotonic() - started_s))
+        sys.stdout.flush()
+        return result
+
+    sys.stdout.write(_HEAD)
+    try:
+        rate = capacity.reference_capacity(cell, run, low, high)
+    except capacity.NotCrossedError as error:
+        sys.stderr.write(f"autellix simulate: {error}\n")
+        return 1
+    sys.stdout.write(f"{cell.trace} on {cell.profile.name}: {rate:.3f} programs/s\n")
+    return 0
+
+
+@cache
+def _load(name: str) -> tuple[trace.Program, ...]:
+    return trace.load(name)
 
 
 def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
@@ -84,7 +118,7 @@ def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autellix simulate", description=__doc__)
     add = parser.add_argument
-    add("--trace", required=True, help="a set's name (autellix trace list) or a file")
+    add("--trace", default="bfcl-gt", help="a set's name (autellix trace list) or a file")
     add("--policy", type=_words, default=["fcfs"], help="policies, with commas between")
     add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
     add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
@@ -102,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--wait-scale", type=float, default=1.0)
     add("--wait-cap", type=float, default=WAIT_CAP_S, help="seconds")
     add("--json", type=Path, metavar="OUT", help="write the figures")
+    add("--gate", action="store_true", help="run the gate set (gate.toml) instead")
+    add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
+        "these that the clairvoyant reference sustains")  # fmt: skip
     add("--plot", type=Path, metavar="DIR", help="draw them")
     add("--cache", type=Path, metavar="DIR", help="keep results by code, trace and profile")
     return parser
