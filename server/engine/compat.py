@@ -83,6 +83,11 @@ def check_config(vllm_config: Any) -> None:
         )
     if getattr(vllm_config.model_config, "is_diffusion", False):
         raise ConfigError("diffusion models are not supported: their calls are no chains of tokens")
+    if vllm_config.model_config.runner_type == "pooling":
+        raise ConfigError(
+            "pooling models are not supported: vLLM hands no session on for their calls, so there "
+            "are no programs to order; run the stock scheduler for them"
+        )
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and transfer.kv_role == "kv_producer":
         raise ConfigError(

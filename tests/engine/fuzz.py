@@ -52,10 +52,13 @@ class Fuzz:
             step_tokens=rng.choice([8, 16, 64, 512]) + 16,
             max_model_tokens=self.longest,
             prefix_caching=(cached := rng.random() < 0.7),
+            drafts=rng.choice([0, 0, 2]),
             policy_config=self.settings,
             watermark=rng.choice([0.0, 0.05]),
         )
         self.cached = cached
+        # As with a KV connector in async scheduling: freed blocks come back a step later.
+        self.pipeline.scheduler.defer_block_free = self.depth > 1 and rng.random() < 0.3
         self.pipeline.step_s = lambda output: 0.2 + 0.01 * output.total_num_scheduled_tokens
         self.pipeline.after_step = lambda pipeline: self.check()
 
@@ -97,7 +100,8 @@ class Fuzz:
             settings = {**self.settings, "policy": rng.choice(POLICIES)}
             scheduler.set_policy(parse_config(settings))
         elif dice < 0.30:
-            scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
+            running = rng.random() < 0.5 and not scheduler.defer_block_free
+            scheduler.reset_prefix_cache(reset_running_requests=running)
         elif dice < 0.32:
             self.pipeline.clock.advance(rng.random() * 20)
 

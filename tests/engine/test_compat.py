@@ -74,7 +74,7 @@ def test_a_changed_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
 def config_with(**changes):
     config = types.SimpleNamespace(
         parallel_config=types.SimpleNamespace(data_parallel_size=1),
-        model_config=types.SimpleNamespace(is_diffusion=False),
+        model_config=types.SimpleNamespace(is_diffusion=False, runner_type="generate"),
         kv_transfer_config=None,
     )
     for path, value in changes.items():
@@ -87,6 +87,7 @@ def config_with(**changes):
     [
         ({"parallel_config": ("data_parallel_size", 2)}, "--data-parallel-size 2"),
         ({"model_config": ("is_diffusion", True)}, "diffusion models are not supported"),
+        ({"model_config": ("runner_type", "pooling")}, "pooling models are not supported"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, tuple[str, object]], message: str):

@@ -211,6 +211,48 @@ def test_lora(depth: int, v2: bool):
     assert scene.end()[0] == "same"
 
 
+@modes
+def test_blocks_on_their_way_are_waited_for(depth: int, v2: bool):
+    """With a KV connector blocks come back a step later: nobody else is taken out meanwhile."""
+    scene = Scene(depth, v2, slots=8, kv_blocks=21, max_model_tokens=72, prefix_caching=False)
+    scene.pipeline.scheduler.defer_block_free = depth > 1
+    scene.add("long-1", 6, 34)
+    scene.add("long-2", 6, 34)
+    scene.steps(26)
+    scene.add("short-1", 30, 3)
+    assert scene.end()[0] == "short-1"
+    assert scene.pipeline.scheduler.accounts.preemptions <= 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_streaming_input_session(depth: int):
+    """A call whose input comes in parts is one call: charged for all of it, folded at its end."""
+    scene = Scene(depth, False)
+    scene.longs()
+
+    def part(first: int, *, more: bool):
+        return make_request(
+            "session",
+            range(first, first + 6),
+            2,
+            block_tokens=BLOCK,
+            session_id="s",
+            resumable=more,
+        )
+
+    scene.pipeline.add(part(7000, more=True))
+    scene.steps(12)
+    scheduler = scene.pipeline.scheduler
+    used_s = scheduler.calls["session"].service_s
+    assert used_s >= 2
+    scheduler.add_request(part(8000, more=True))
+    scene.steps(12)
+    assert scheduler.calls["session"].service_s > used_s
+    scheduler.add_request(part(9000, more=False))
+    scene.end()
+    assert scheduler.autellix.ledger.get("s").sum_s > used_s
+
+
 class Readmits(AutellixScheduler):
     """A fault: the victim may come back in the step that took it out."""
 
