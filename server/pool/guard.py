@@ -30,6 +30,7 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+_GRACE_ALONE_S = 1.0  # the gateway is gone, so nobody waits for an answer
 _RESOURCE_TRACKER_S = 1.0  # it unlinks the shared memory of killed processes, then ends by itself
 
 
@@ -151,6 +152,7 @@ class Guard:
             if 0 in readable:
                 word = os.read(0, 4096)
                 if not word:
+                    self._grace_s = min(self._grace_s, _GRACE_ALONE_S)
                     return False
                 if word.startswith(b"now"):
                     self._grace_s = 0.0
