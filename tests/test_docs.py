@@ -105,8 +105,9 @@ def test_every_flag_of_serve_exists():
         for words in words_of(text_of(document), "autellix"):
             if words[0] != "serve":
                 continue
-            ours = words[: words.index("--")] if "--" in words else words
-            flags = {w.strip("[]").partition("=")[0] for w in ours if w.startswith(("--", "[--"))}
+            plain = [word.strip("[]") for word in words]
+            ours = plain[: plain.index("--")] if "--" in plain else plain
+            flags = {word.partition("=")[0] for word in ours if word.startswith("--")}
             bad += [f"{named(document)}: {flag}" for flag in sorted(flags - known)]
     assert not bad, bad
 
