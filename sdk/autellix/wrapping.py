@@ -17,6 +17,7 @@ T = TypeVar("T")
 #: The package of a class → the adapter that wraps it, loaded only when such an object comes.
 _ADAPTERS: Final = {
     "langgraph": ("autellix.integrations.langgraph", "wrap_graph"),
+    "langchain_core": ("autellix.integrations.langchain", "wrap"),
     "autogen_core": ("autellix.integrations.autogen", "wrap_runtime"),
 }
 _OURS: Final = (*wire.REQUEST_HEADERS, wire.VLLM_SESSION)
@@ -55,30 +56,38 @@ def wrap(obj: T, **options: Any) -> T:
     """Tag the calls of one object, with no patch: the same object, or one of the same type.
 
     Args:
-        obj: An OpenAI or Anthropic client, an httpx or httpx2 client, a LangGraph graph, or an
-            AutoGen runtime class.
-        options: For graphs and runtimes: passed on to the adapter.
+        obj: An OpenAI or Anthropic client, an httpx or httpx2 client, or AutoGen's model client:
+            its calls get tags. A LangGraph graph, a LangChain runnable, an AutoGen team or
+            runtime class: each run becomes a session.
+        options: For the latter: passed on to the adapter.
     """
     kind = obj if isinstance(obj, type) else type(obj)
+    holder = None if isinstance(obj, type) else _holder_of_hooks(obj)
+    if holder is not None:
+        hook = _on_request_async if hasattr(holder, "aclose") else _on_request
+        hooks = dict(holder.event_hooks)
+        if hook not in hooks.get("request", ()):
+            hooks["request"] = [*hooks.get("request", ()), hook]
+            holder.event_hooks = hooks
+        return obj
     packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
     for package, (module, name) in _ADAPTERS.items():
         if package in packages:
             adapter = getattr(importlib.import_module(module), name)
             wrapped: T = adapter(obj, **options)
             return wrapped
-    holder: Any = obj
-    if not hasattr(holder, "event_hooks"):
-        holder = getattr(obj, "_client", None)
-    if holder is None or not hasattr(holder, "event_hooks"):
-        warnings.warn(
-            f"wrap() knows no way to tag a {kind.__name__}; it is returned as it was",
-            AutellixWarning,
-            stacklevel=2,
-        )
-        return obj
-    hook = _on_request_async if hasattr(holder, "aclose") else _on_request
-    hooks = dict(holder.event_hooks)
-    if hook not in hooks.get("request", ()):
-        hooks["request"] = [*hooks.get("request", ()), hook]
-        holder.event_hooks = hooks
+    warnings.warn(
+        f"wrap() knows no way to tag a {kind.__name__}; it is returned as it was",
+        AutellixWarning,
+        stacklevel=2,
+    )
     return obj
+
+
+def _holder_of_hooks(obj: Any) -> Any:
+    """Return the HTTP client: the object, its client, or its client's client; else None."""
+    for _ in range(3):
+        if hasattr(obj, "event_hooks"):
+            return obj
+        obj = getattr(obj, "_client", None)
+    return None

@@ -64,6 +64,15 @@ async def test_the_client_alone(model: Any, server: FakeServer):
     assert [(c.thread, c.seq) for c in server.calls] == [(1, 0), (1, 1)]  # it makes a task per call
 
 
+async def test_wrap_of_the_model_client_needs_no_patch(model: Any, server: FakeServer):
+    """The HTTP client inside is found and gets the hook."""
+    autellix.init(patch=(), threads=False)
+    async with autellix.session() as session:
+        assert autellix.wrap(model) is model
+        await model.create([UserMessage(content="a", source="me")])
+    assert [c.session for c in server.calls] == [session.id]
+
+
 async def test_an_agent_with_two_async_tools_and_a_sync_one(
     model: Any, server: FakeServer, talk: Talk
 ):

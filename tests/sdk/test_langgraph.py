@@ -224,6 +224,18 @@ def test_a_stream_drained_after_its_session_is_the_documented_limit(
     assert 1 <= len(tagged) < len(server.calls) == 6
 
 
+def test_wrap_of_a_graph_makes_each_run_a_session(model: ChatOpenAI, server: FakeServer):
+    """The adapter is found by the graph's package; the type stays a graph."""
+    pytest.importorskip("autellix.integrations.langgraph")
+    graph = diamond(node, model)
+    wrapped = autellix.wrap(graph)
+    assert isinstance(wrapped, type(graph))
+    for _ in range(2):
+        wrapped.invoke({"said": []})
+    assert len({c.session for c in server.calls}) == 2
+    assert len(server.calls) == 12
+
+
 async def test_a_decorated_async_generator_round_astream(model: ChatOpenAI, server: FakeServer):
     """Stepped by a web framework, all calls are one session."""
     graph = diamond(anode, model)

@@ -3,7 +3,7 @@
     python -m tests.sdk.compat.run [NAME …]
 
 An environment is made once for its list of packages; `make clean-compat` makes them all anew. The
-table is written after each one, so that a run that is cut short leaves what it has shown.
+table is written after each one, from the latest report of every environment.
 
 The interpreters are ``python3.10`` and so on from PATH, or from ``PYTHONS``, a list of folders.
 """
@@ -80,35 +80,39 @@ def prepare(environment: Environment) -> Path | None:
 
 def run(environment: Environment, python: Path) -> Outcome:
     """Run the tests of an environment."""
-    report = HOME / f"{environment.name}.xml"
-    report.unlink(missing_ok=True)
+    report_of(environment).unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", "-c", "tests/sdk/compat/pytest.ini",
-               "--rootdir", str(ROOT), "--confcutdir", str(ROOT), f"--junitxml={report}",
-               *environment.tests]  # fmt: skip
+               "--rootdir", str(ROOT), "--confcutdir", str(ROOT),
+               f"--junitxml={report_of(environment)}", *environment.tests]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTELLIX_", "OPENAI_"))}
     env["PYTHONPATH"] = str(ROOT / "sdk")
     subprocess.run(command, cwd=ROOT, env=env)
-    passed, skipped, failed, cases = 0, 0, [], []
+    return read(environment)
+
+
+def report_of(environment: Environment) -> Path:
+    """Return where the tests of an environment leave their report."""
+    return HOME / f"{environment.name}.xml"
+
+
+def read(environment: Environment) -> Outcome:
+    """Return what the latest run of an environment's tests showed."""
+    python, report = HOME / environment.name / "bin" / "python", report_of(environment)
+    cases: list[tuple[str, str]] = []
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-        name = case.get("name", "?").removeprefix("test_").replace("_", " ")
         kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            how = "failed"
-            failed.append(name)
-        elif "skipped" in kinds:
-            how = "skipped"
-            skipped += 1
-        else:
-            how = "✓"
-            passed += 1
-        cases.append((name, how))
+        how = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "✓"
+        cases.append((case.get("name", "?").removeprefix("test_").replace("_", " "), how))
+    failed = [name for name, how in cases if how == "failed"]
     if not cases:
         failed.append("the tests did not run")
-    versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
     full = subprocess.run(
         [str(python), "-c", "import platform; print(platform.python_version())"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
+    versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
+    passed = sum(how == "✓" for _, how in cases)
+    skipped = sum(how == "skipped" for _, how in cases)
     return Outcome(environment, full, versions, passed, skipped, tuple(failed), tuple(cases))
 
 
@@ -155,8 +159,8 @@ def main(names: Sequence[str]) -> int:
             missing.append(environment)
             continue
         outcomes.append(run(environment, python))
-        if not names:
-            write(outcomes, missing)
+        shown = [read(e) for e in ENVIRONMENTS if report_of(e).exists()]
+        write(shown, missing)
     for outcome in outcomes:
         sys.stdout.write(
             f"{outcome.environment.name}: {outcome.passed} passed, {outcome.skipped} skipped, "
