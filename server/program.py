@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -132,7 +131,7 @@ class Program:
     threads: dict[int, Thread] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     unconsumed: dict[CallKey, None] = field(default_factory=dict)
-    recent: OrderedDict[str, Call] = field(default_factory=OrderedDict)
+    recent: dict[str, Call] = field(default_factory=dict)
 
     def state(self, now_s: float) -> ProgramState:
         """Return where the program is in its life."""
@@ -191,8 +190,8 @@ class Program:
     def note_recent(self, client_call: str, call: Call) -> None:
         """Remember a call by the id its client gave it."""
         self.recent[client_call] = call
-        while len(self.recent) > RECENT_CALLS_MAX:
-            self.recent.popitem(last=False)
+        if len(self.recent) > RECENT_CALLS_MAX:
+            del self.recent[next(iter(self.recent))]
 
     def view(self, now_s: float) -> dict[str, Any]:
         """Return the program as a row of JSON; times are ages in seconds."""

@@ -22,6 +22,7 @@ from ..process_table import ProcessTable
 from . import health, relay, sessions
 from .config import GatewayConfig
 from .errors import ApiError, NotFound
+from .garbage import rare_collections
 from .journal import Journal
 from .keys import parse_keys
 from .responses import ResponseHomes
@@ -132,7 +133,8 @@ async def _run(app: web.Application) -> AsyncIterator[None]:
         journal = Journal(Path(gateway.config.state), gateway.table, gateway.clock)
         _log.info("%d sessions are back from the journal", journal.restore())
         tasks.append(asyncio.create_task(journal.run(), name="gateway journal"))
-    yield
+    with rare_collections():
+        yield
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
