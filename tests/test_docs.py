@@ -168,3 +168,15 @@ def test_no_document_names_a_private_place():
         for word in re.findall(r"/(?:root|home|work|Users)/\S*", text_of(document))
     ]
     assert not bad, bad
+
+
+def test_every_dependency_has_a_reason():
+    """Each package that an extra names stands in the table of dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = text_of(ROOT / "docs" / "dependencies.md")
+    names = {
+        re.split(r"[\[<>=]", requirement)[0]
+        for extra in project["optional-dependencies"].values()
+        for requirement in extra
+    } - {"autellix"}
+    assert not [name for name in sorted(names) if name not in text]
