@@ -35,6 +35,8 @@ class StockSeat:
         caching: Whether prefix caching is on.
     """
 
+    promotions = 0
+
     def __init__(self, profile: Profile, *, policy: str = "fcfs", caching: bool = True) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
@@ -73,7 +75,15 @@ class AutellixSeat:
             profile, AutellixScheduler, policy="priority", settings=json.dumps(dict(settings))
         )
         self.scheduler.clock = self._clock
+        self.promotions = 0
+        self._promote = self.scheduler.autellix.promote
+        self.scheduler.autellix.promote = self._counted
         self._make = RequestMaker(profile.block_tokens)
+
+    def _counted(self, now_s: float) -> list[Any]:
+        promoted: list[Any] = self._promote(now_s)
+        self.promotions += len(promoted)
+        return promoted
 
     def add(self, run: CallRun, now_s: float) -> None:
         """Hand the call over with its program and no figure: the engine keeps its own."""

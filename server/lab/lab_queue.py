@@ -160,6 +160,8 @@ class OrderedSeat:
         preempts: Whether a better call in the queue displaces a running one.
     """
 
+    promotions = 0
+
     def __init__(self, profile: Profile, order: Order, *, preempts: bool) -> None:
         from .arms import RequestMaker, scheduler_of
 

@@ -25,6 +25,7 @@ class Seat(Protocol):
     """A scheduler to be driven, and how a call becomes a request of it."""
 
     scheduler: Any
+    promotions: int  # calls that were moved up for having waited long
 
     def add(self, run: CallRun, now_s: float) -> None:
         """Make the request of a call, set ``run.request`` and hand it to the scheduler."""
@@ -169,6 +170,7 @@ class VirtualEngine:
     def _finish(self, run: CallRun, now_s: float) -> None:
         run.finished_s = now_s
         self.totals.preemptions += run.request.num_preemptions
+        self.totals.promotions = self.seat.promotions
         del self.runs[run.request_id]
         self.seat.after_finish(run, now_s)
 
