@@ -34,7 +34,6 @@ from autellix.server.gateway.state import GATEWAY
 from autellix.server.process_table import ProcessTable
 
 CALLS = 20
-THINK_S = 3.0  # between two calls of a program, on average
 ENGINES = 2
 FLAT = 0.05
 CHUNK = b'data: {"text": "%s"}\n\n' % (b"w" * 180)
@@ -127,10 +126,10 @@ def run_gateway(paths: Sequence[str], programs: int, pipe: Any) -> None:
     async def main() -> None:
         clock = SystemClock()
         table = ProcessTable(
-            now_s=clock.now_s(), programs_max=2 * programs + 2000, closed_calls_max=4096
+            now_s=clock.now_s(), programs_max=programs * 5 // 4, closed_calls_max=4096
         )
         app = create_app(
-            config=GatewayConfig(slow_client_s=3.0),
+            config=GatewayConfig(slow_client_s=3.0, connect_s=60.0),
             table=table,
             engines=Pool([types.EngineAddress(p, "", 0) for p in paths]),
             place=lambda call, engines: min(engines, key=lambda e: call.loads.get(e.engine_id, 0)),
@@ -192,8 +191,9 @@ def request_bytes(session: str, thread: int, seq: int, prompt: str) -> bytes:
 class Crowd:
     """Programs side by side, each on a connection of its own."""
 
-    def __init__(self, port: int, seconds: float) -> None:
+    def __init__(self, port: int, seconds: float, think_s: float) -> None:
         self.port = port
+        self.think_s = think_s
         self.end_s = time.monotonic() + seconds
         self.made = 0
         self.calls = 0
@@ -211,7 +211,7 @@ class Crowd:
                 answer = await reader.readuntil(b"\r\n0\r\n\r\n")
                 self.calls += 1
                 self.failed += not answer.startswith(b"HTTP/1.1 200")
-                await asyncio.sleep(chance.uniform(0, 2 * THINK_S))
+                await asyncio.sleep(chance.uniform(0, 2 * self.think_s))
             writer.close()
 
     async def rude(self, number: int, reads: bool) -> None:
@@ -232,7 +232,7 @@ class Crowd:
 
 async def soak(port: int, options: argparse.Namespace, ask: Any) -> dict[str, Any]:
     """Run the crowd, then the rude clients; return the figures."""
-    crowd = Crowd(port, options.seconds)
+    crowd = Crowd(port, options.seconds, options.think)
     start_s = time.monotonic()
     members = [asyncio.create_task(crowd.member()) for _ in range(options.programs)]
     memory: list[tuple[float, float]] = []
@@ -269,6 +269,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--programs", type=int, default=4000)
+    parser.add_argument("--think", type=float, default=3.0, help="mean s between two calls")
     parser.add_argument("--rude", type=int, default=1000, help="clients of each rude kind")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
