@@ -171,6 +171,14 @@ def blocks_needed(scheduler: Any, request: Request) -> int:
     return needed + int(manager.watermark_blocks)
 
 
+def blocks_at_most(scheduler: Any, request: Request) -> int:
+    """Return how many KV blocks a waiting call can need, whatever the cache holds."""
+    manager = scheduler.kv_cache_manager
+    tokens = min(request.num_tokens, manager.max_model_len)
+    blocks = -(-tokens // scheduler.cache_config.block_size)
+    return blocks * len(scheduler.kv_cache_config.kv_cache_groups) + int(manager.watermark_blocks)
+
+
 def blocks_freed(scheduler: Any, request: Request) -> int:
     """Return how many KV blocks only this running call uses; shared ones do not become free."""
     groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks

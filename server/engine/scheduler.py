@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 CANDIDATES_MAX = 64  # waiting calls looked at in one decision
 COOLDOWN_GROWTH_MAX = 8
+NEEDS_STEPS = 8  # for so many steps it is believed how many blocks a waiting call needs
 
 
 class _Step(NamedTuple):
@@ -83,6 +84,7 @@ class AutellixScheduler(AsyncScheduler):
             self._key_of, self._fits if self.preempts else None, self.config.skip_steps
         )
         self.kv_holding_waiting: WaitingQueue = WaitingQueue(self._key_of)
+        self._needs: dict[str, tuple[int, int]] = {}  # blocks of a waiting call, and at which step
         self._in_flight: deque[_Step] = deque()
         self.running: list[Request] = self.running
         self.swap = find_swap(self.connector)
@@ -133,6 +135,7 @@ class AutellixScheduler(AsyncScheduler):
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        self._needs.pop(request.request_id, None)
         call = self.calls.pop(request.request_id, None)
         if call is not None:
             self.autellix.leave(call, self.clock.now_s())
@@ -310,6 +313,7 @@ class AutellixScheduler(AsyncScheduler):
                     self._run(name, computed, now_s)
 
     def _run(self, request_id: str, hit_tokens: int, now_s: float) -> None:
+        self._needs.pop(request_id, None)
         self.autellix.run(self.calls[request_id], now_s)
         self.accounts.admitted(request_id, hit_tokens, self._steps_scheduled)
         self._unsorted = True
@@ -410,7 +414,7 @@ class AutellixScheduler(AsyncScheduler):
             for request in queue.best(CANDIDATES_MAX):
                 if compat.is_ready(request, self) and self._lora_fits(request, loras):
                     level = self.calls[request.request_id].level
-                    yield Waiting(level, compat.blocks_needed(self, request))
+                    yield Waiting(level, self._blocks_needed(request))
 
     def _running_calls(self) -> list[Running]:
         calls, accounts = self.calls, self.accounts
@@ -461,9 +465,20 @@ class AutellixScheduler(AsyncScheduler):
             RequestStatus.PREEMPTED,
         ):
             return True
-        return compat.blocks_needed(self, request) <= int(
-            self.kv_cache_manager.block_pool.get_num_free_blocks()
-        )
+        free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+        return compat.blocks_at_most(self, request) <= free or self._blocks_needed(request) <= free
+
+    def _blocks_needed(self, request: Request) -> int:
+        """Return the blocks that a waiting call needs, as of some steps ago at most.
+
+        The answer takes a look at every block of its prompt, so it is kept for a while.
+        """
+        known = self._needs.get(request.request_id)
+        if known is not None and self._steps_scheduled - known[1] < NEEDS_STEPS:
+            return known[0]
+        blocks = compat.blocks_needed(self, request)
+        self._needs[request.request_id] = (blocks, self._steps_scheduled)
+        return blocks
 
     def _loras_running(self) -> set[int] | None:
         if self.lora_config is None:
