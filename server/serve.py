@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,7 @@ EXIT_ENGINES_FAILED: Final = 3
 _LISTEN_BACKLOG: Final = 1024
 _TICK_S: Final = 0.05
 _TELLING_MAX: Final = 64
+_SIGNALS_HURRY: Final = 2  # so many signals mean: do not wait
 _POLICY_FOLLOWS: Final = {"derived": ("policy",)}  # from [serve]
 _SAY_AFTER_S: Final = 3.0
 
@@ -160,8 +161,8 @@ class Server:
             status = await self._until_over()
             await self._drain(server)
         finally:
-            await runner.cleanup()
-            await self._stop_engines()
+            # Calls that are left end with their engines, so the two are not done in turn.
+            await asyncio.gather(self._close(runner.cleanup()), self._stop_engines())
             for task in self._telling:
                 task.cancel()
             await self._channel.close()
@@ -206,12 +207,21 @@ class Server:
         while (left := sum(self._table.loads().values())) and (
             now_s := self._clock.now_s()
         ) < end_s:
-            if len(self._signals) > 1:
+            if len(self._signals) >= _SIGNALS_HURRY:
                 return
             if now_s >= say_at_s:
                 _log.info("waiting for %d calls, at most %.0f s more", left, end_s - now_s)
                 say_at_s = now_s + _SAY_AFTER_S
             await asyncio.sleep(_TICK_S)
+
+    async def _close(self, cleanup: Coroutine[Any, Any, None]) -> None:
+        """Close the gateway: in good order, or at once after a second signal."""
+        closing = asyncio.create_task(cleanup)
+        in_good_order = len(self._signals) < _SIGNALS_HURRY
+        await asyncio.wait((closing,), timeout=None if in_good_order else _SAY_AFTER_S / 3)
+        if closing.done():
+            await closing
+        closing.cancel()
 
     async def _stop_engines(self) -> None:
         """End the engines, and say so while it takes long."""

@@ -187,8 +187,10 @@ class ServeProcess:
         """Fail if a process, the port or the private folder outlives the server."""
         wait_until(lambda: not self.processes(), limit_s, what=lambda: str(self.processes()))
         if self._port is not None:
-            with socket.socket() as probe:
+            with socket.socket() as probe:  # past connections may linger, a listener may not
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", self._port))
+                probe.listen()
 
     def kill_everything(self) -> None:
         """Leave nothing, whatever a test did."""

@@ -105,7 +105,8 @@ class RemoteEngine:
 
     async def _watch(self) -> None:
         """Follow the engine up and down."""
-        while True:
+        # Its own end is looked for too: a wait that is just over swallows a cancellation.
+        while not self._stopping.is_set():
             answer = await ask(self._address, "/health", api_key=self._api_key, deadline_s=5.0)
             if answer is None or answer.status != 200:
                 with contextlib.suppress(TimeoutError):
@@ -114,8 +115,11 @@ class RemoteEngine:
             _log.info("engine %s at %s:%d is ready", self._engine_id, *self._address[1:])
             self._vitals.begin()
             self._enter(EngineState.READY)
-            while (reason := await self._vitals.look(self._address, self._api_key)) is None:
-                pass  # look() waits
+            reason = None
+            while reason is None and not self._stopping.is_set():
+                reason = await self._vitals.look(self._address, self._api_key)
+            if reason is None:
+                return
             _log.error("engine %s is frozen or gone: %s", self._engine_id, reason)
             self._enter(EngineState.FROZEN)
 
