@@ -77,12 +77,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning("preempted calls are recomputed, not swapped: %s", self.refusal)
         elif role == KVConnectorRole.SCHEDULER:
             spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-            hash_tokens = kv_cache_config.hash_block_size
             self._ledger = SwapLedger(
                 HostPool(slot_count),
                 spec.block_size,
                 self._block_bytes,
-                shares=self._prefix_cache and hash_tokens in (None, spec.block_size),
+                shares=self._prefix_cache,
                 always=bool(extra.get("always", False)),
             )
 
@@ -318,6 +317,12 @@ def unsupported_reason(vllm_config: Any, kv_cache_config: Any) -> str | None:
     kinds = sorted({type(s).__name__ for s in specs if type(s) is not FullAttentionSpec})
     if kinds:
         return f"KV of kind {', '.join(kinds)}"
+    # vLLM's second runner zeroes and copies new blocks before it asks for the gather: what was a
+    # victim's block could be overwritten by then. Plain blocks are neither zeroed nor copied.
+    if kv_cache_config.needs_kv_cache_zeroing:
+        return "KV blocks that are zeroed before use"
+    if kv_cache_config.hash_block_size not in (None, spec.block_size):
+        return "prefix hits of parts of blocks, which are copied on write"
     return None
 
 

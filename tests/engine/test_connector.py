@@ -324,6 +324,8 @@ def test_pipeline_parallelism_is_named():
     assert unsupported_reason(config, kv) == "pipeline parallelism: each stage has other layers"
     parallel.pipeline_parallel_size = 1
     assert unsupported_reason(config, kv) is None
+    kv.hash_block_size = 8
+    assert unsupported_reason(config, kv) is not None
 
 
 def test_it_is_found_alone_first_in_a_multi_connector_and_nowhere_else():
