@@ -88,6 +88,17 @@ PRIORITIES: Final[tuple[Priority, ...]] = (
 )
 
 
+# What most requests have nothing of is seen at a glance.
+_HEADER_NAMES: Final = frozenset(
+    name for f in FAMILIES if f.source == "headers" for name in f.session
+) | {"baggage"}
+_BODY_ROOTS: Final = frozenset(
+    path.partition(".")[0] for f in FAMILIES if f.source == "body" for path in f.session
+)
+_PRIORITY_HEADERS: Final = frozenset(p.name for p in PRIORITIES if not p.in_body)
+_PRIORITY_ROOTS: Final = frozenset(p.name.partition(".")[0] for p in PRIORITIES if p.in_body)
+
+
 class Identity(NamedTuple):
     """What a call says of itself."""
 
@@ -110,6 +121,9 @@ def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> 
     own = _own(headers, scope, malformed)
     if own.session is not None:
         return Identity(OWN, own, handicap_ms, tuple(malformed))
+    untagged = Arrival(scope, attempt=own.attempt, client=own.client)
+    if _HEADER_NAMES.isdisjoint(headers) and _BODY_ROOTS.isdisjoint(body):
+        return Identity(None, untagged, handicap_ms, tuple(malformed))
     sources: dict[str, Mapping[str, Any]] = {
         "headers": headers, "body": _Body(body), "baggage": _baggage(headers.get("baggage", "")),
     }  # fmt: skip
@@ -124,7 +138,6 @@ def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> 
         # a call id says nothing of the program: it is no mixing of families to keep it
         arrival = arrival._replace(client_call=own.client_call, attempt=own.attempt)
         return Identity(family.name, arrival, handicap_ms, tuple(malformed))
-    untagged = Arrival(scope, attempt=own.attempt, client=own.client)
     return Identity(None, untagged, handicap_ms, tuple(malformed))
 
 
@@ -214,6 +227,8 @@ def _baggage(text: str) -> dict[str, str]:
 
 
 def _handicap_ms(headers: Mapping[str, str], body: Mapping[str, Any]) -> int:
+    if _PRIORITY_HEADERS.isdisjoint(headers) and _PRIORITY_ROOTS.isdisjoint(body):
+        return 0
     fields = _Body(body)
     for priority in PRIORITIES:
         value = fields.get(priority.name) if priority.in_body else headers.get(priority.name)

@@ -66,14 +66,16 @@ async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
 
 
 @asynccontextmanager
-async def running(count: int = 1, **settings: Any) -> AsyncIterator[Rig]:
-    """Run a gateway with ``count`` fake engines."""
+async def running(
+    count: int = 1, *, programs_max: int = 1000, **settings: Any
+) -> AsyncIterator[Rig]:
+    """Run a gateway with ``count`` fake engines and the given settings."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ax"))
         engines = await stack.enter_async_context(fake_engines(Path(folder), count))
         clock = SystemClock()
         pool = FakePool(engines)
-        table = ProcessTable(now_s=clock.now_s())
+        table = ProcessTable(now_s=clock.now_s(), programs_max=programs_max)
         placed: list[types.CallInfo] = []
         forgotten: list[str] = []
 

@@ -193,3 +193,21 @@ async def test_a_stored_response_is_asked_of_its_engine():
         async with rig.client.get(f"{url}/{response_id}") as response:
             assert response.status == 404
             assert "is gone" in (await response.json())["error"]["message"]
+
+
+async def test_a_full_table_refuses_new_programs_and_says_when_to_come_back():
+    """Only when every program has a call in flight; a program that is known is served."""
+    async with running(programs_max=1) as rig:
+        rig.engine.stall_at = 0
+        first = asyncio.create_task(rig.chat({"X-Autellix-Session": "run-1"}))
+        await rig.engine.arrived.wait()
+        status, headers, answer = await rig.chat({"X-Autellix-Session": "run-2"})
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert "table is full" in answer["error"]["message"]
+        assert (await ask(rig, "PUT", "/sessions/run-2"))[0] == 429
+        second = asyncio.create_task(rig.chat({"X-Autellix-Session": "run-1"}))
+        await until(lambda: rig.table.in_flight == 2)
+        rig.engine.go.set()
+        assert (await first)[0] == (await second)[0] == 200
+        assert (await rig.chat({"X-Autellix-Session": "run-2"}))[0] == 200
+        await rig.settled()
