@@ -59,7 +59,7 @@ ENVIRONMENTS: Final = (
     _own("notebook", "3.12", "ipython", "openai>=3", test="test_notebook.py", shows="ipython"),
     _own("gevent", "3.12", "gevent", "openai>=3", test="test_gevent.py", shows="gevent"),
     Environment(
-        "types", "3.12", ("basedpyright", "mypy", "typing_extensions"),
+        "types", "3.12", ("basedpyright", "mypy", "openai"),
         ("tests/sdk/test_types.py",), ("basedpyright", "mypy"),
     ),
     Environment(
