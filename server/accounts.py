@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-UNSETTLED_MAX: Final = 64  # more calls of one program without a measurement: the oldest keeps wall
+UNSETTLED_MAX: Final = 16  # more calls of one program without a measurement: the oldest keeps wall
 
 
 class Cost:

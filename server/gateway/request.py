@@ -74,7 +74,7 @@ def build_request(
     address = engine.address
     host = address.host if address.uds is None else "engine"
     parts = [
-        request.method.encode(), b" ", request.raw_path.encode("ascii", "surrogateescape"),
+        request.method.encode(), b" ", request.rel_url.raw_path_qs.encode(),
         b" HTTP/1.1\r\nhost: ", host.encode(), b"\r\n",
     ]  # fmt: skip
     for name, value in request.raw_headers:

@@ -257,3 +257,17 @@ async def test_an_engine_that_was_restarted_is_reached_at_its_new_address(rig: R
     assert status == 200
     assert program.account.service_s >= service_s > 0
     await rig.settled()
+
+
+async def test_the_engine_gets_a_path_whatever_form_the_client_used(rig: Rig):
+    """An absolute URL in the request line names no other host; queries and escapes are kept."""
+    for target, path in (
+        (b"http://elsewhere.example/v1/models?a=b%20c", "/v1/models?a=b%20c"),
+        (b"/v1/models/org%2Fname?x=%26", "/v1/models/org%2Fname?x=%26"),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+        assert rig.engine.seen[-1].path == path
+        assert rig.engine.seen[-1].headers["host"] == "engine"
