@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 
 
@@ -41,13 +41,17 @@ bench.uses_sdk = True  # type: ignore[attr-defined]  # the command line arms the
 
 def _run(command: Callable[[Sequence[str]], int], name: str, argv: Sequence[str] | None) -> int:
     """Run a command and turn a user's mistake into one line and status 2."""
+    from autellix.errors import ConfigError
+
     from .arms import UnknownArmError
     from .cost_model import ProfileError
     from .report import ReportError
+    from .serve_arms import ServerError
     from .trace import TraceError
 
     mistakes = (
-        TraceError, ProfileError, ReportError, UnknownArmError, argparse.ArgumentTypeError,
+        ArgumentTypeError, ConfigError, ProfileError, ReportError, ServerError, TraceError,
+        UnknownArmError,
     )  # fmt: skip
 
     try:

@@ -1,0 +1,80 @@
+"""The lab's commands from outside: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autellix.server.lab import cli
+from autellix.server.lab.result_cache import ResultCache, key
+from autellix.server.lab.simulate_command import main as simulate_main
+
+
+def test_a_smoke_run_prints_a_row_per_policy_and_writes_json(tmp_path: Path, capsys):
+    """Two policies, one line each, the documented figures in the file, and the cache is used."""
+    out, cache = tmp_path / "out" / "r.json", tmp_path / "cache"
+    arguments = ["--trace", "bfcl-gt", "--policy", "fcfs,plas:beta=null;level_bounds_s=[1,4]"]
+    arguments += ["--programs", "2", "--json", str(out), "--cache", str(cache)]
+    assert cli.simulate(arguments) == 0
+    first = out.read_bytes()
+    assert len(list(cache.glob("*.json"))) == 2
+    assert cli.simulate(arguments) == 0
+    assert out.read_bytes() == first
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[1:3]] == ["fcfs", "plas:beta=null;level_bounds_s=[1,4]"]
+    results = json.loads(first)["results"]
+    for result in results:
+        assert result["programs"] == 2
+        assert {"token_latency_s", "response_s", "slowdown", "by_size", "engine", "call",
+                "goodput_share", "wait_share", "backlog_slope_per_s"} <= set(result)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trace", "nothing"], "no trace 'nothing'"),
+        (["--policy", "best"], "no policy 'best'"),
+        (["--profile", "abacus"], "no profile 'abacus'"),
+        (["--policy", "plas:levels=3"], "unknown scheduler setting 'levels'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(arguments: list[str], message: str, capsys):
+    """No traceback for what a user typed."""
+    assert cli.simulate([*arguments, "--programs", "1"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_rate_of_nothing_is_refused():
+    """Argparse says so and ends with its own status."""
+    with pytest.raises(SystemExit) as ended:
+        simulate_main(["--rate", "0"])
+    assert ended.value.code == 2
+
+
+def test_trace_check_prints_the_means(capsys):
+    """One line per set."""
+    assert cli.trace(["check", "chat-real", "tau-airline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["chat-real", "30"], ["tau-airline", "92"]]
+
+
+def test_the_key_of_a_result_is_all_it_depends_on(tmp_path: Path, small_profile):
+    """Another seed, rate or constant is another result; the same cell is run once."""
+    from dataclasses import replace
+
+    from autellix.server.lab.measure import Cell
+
+    cell = Cell(trace="bfcl-gt", arm="fcfs", profile=small_profile, rate_per_s=1.0)
+    others = [replace(cell, seed=1), replace(cell, rate_per_s=2.0), replace(cell, arm="plas"),
+              replace(cell, profile=small_profile.scaled("gap_s", 1.3))]  # fmt: skip
+    assert len({key(c) for c in (cell, *others)}) == 5
+    calls = []
+    cache = ResultCache(tmp_path)
+    for _ in range(2):
+        result = cache.get(cell, lambda: calls.append(1) or {"value": 7})
+    assert result == {"value": 7}
+    assert calls == [1]
