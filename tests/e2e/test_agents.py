@@ -65,7 +65,11 @@ def test_every_call_arrives_with_its_program_and_thread(smollm2_server: ServePro
         known = programs(smollm2_server)["programs"]
         return [row for row in known if row["program_id"] not in known_before]
 
-    wait_until(lambda: all(row["state"] == "ended" for row in rows()), 10, what=lambda: str(rows()))
+    def is_over() -> bool:
+        """All sessions have ended, and the engine has reported every call (it does so later)."""
+        return all(row["state"] == "ended" and not row["calls_by_wall_time"] for row in rows())
+
+    wait_until(is_over, 10, what=lambda: str(rows()))
 
     found = sorted(sorted(thread["calls"] for thread in row["threads"]) for row in rows())
     assert found == sorted(CALLS.values())
@@ -81,6 +85,8 @@ def test_every_call_arrives_with_its_program_and_thread(smollm2_server: ServePro
     calls_made = sum(map(sum, CALLS.values()))
     assert served["vllm:request_success_total"] == calls_made
     assert sum(row["calls"] for row in rows()) == calls_made
+    assert sum(row["prompt_tokens"] for row in rows()) == served["vllm:prompt_tokens_total"]
+    assert sum(row["output_tokens"] for row in rows()) == served["vllm:generation_tokens_total"]
     assert served["vllm:num_requests_running"] == served["vllm:num_requests_waiting"] == 0
     known = programs(smollm2_server)
     assert known["calls_in_flight"] == 0

@@ -13,6 +13,7 @@ from autellix.server.engine.launch import (
     EngineRun,
     EngineSpec,
     build_command,
+    devices_for,
     tool_parser_for,
 )
 
@@ -130,6 +131,15 @@ def test_arguments_that_are_the_pools_business_are_refused(args: tuple[str, ...]
 def test_one_data_parallel_rank_is_what_we_have_anyway():
     """Saying the default is no mistake."""
     assert command(vllm_args=("--data-parallel-size", "1")).argv[-1] == "1"
+
+
+def test_engines_share_out_the_gpus():
+    """Each takes as many as it has ranks; too many engines are refused."""
+    args = ("-tp", "2", "--pipeline_parallel_size=1")
+    visible = ("0", "1", "GPU-a", "GPU-b")
+    assert [devices_for(index, args, visible) for index in (0, 1)] == ["0,1", "GPU-a,GPU-b"]
+    with pytest.raises(ConfigError, match="3 engines of 2 GPUs"):
+        devices_for(2, args, visible)
 
 
 @pytest.mark.parametrize(
