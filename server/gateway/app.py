@@ -129,7 +129,7 @@ async def _run(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     tasks = [asyncio.create_task(_sweep(gateway), name="gateway sweep")]
     journal = None
-    if gateway.config.state:
+    if gateway.config.state not in ("", ":memory:"):
         journal = Journal(Path(gateway.config.state), gateway.table, gateway.clock)
         _log.info("%d sessions are back from the journal", journal.restore())
         tasks.append(asyncio.create_task(journal.run(), name="gateway journal"))

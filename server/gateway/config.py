@@ -38,4 +38,4 @@ class GatewayConfig:
     )
     slow_body_s: float = setting(60.0, "time a client has to send its request body", minimum=0.05)
     lease_s: float = setting(wire.LEASE_S, "an unused session lives so long", minimum=1)
-    state: str = setting("", "file of the journal of sessions; empty: all is forgotten at a stop")
+    state: str = setting("", "file of the journal of sessions; empty or :memory:: a stop forgets")

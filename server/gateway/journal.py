@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from autellix.errors import ConfigError
+
 from ..accounts import SumAccount
 from ..clock import Clock
 from ..process_table import TOMBSTONE_S, ProcessTable
@@ -46,18 +48,25 @@ _FORGET: Final = (
 
 
 class Journal:
-    """One open journal. Methods that take a table run on the event loop."""
+    """One open journal, which belongs to one gateway alone; it runs on the event loop."""
 
     def __init__(self, path: Path, table: ProcessTable, clock: Clock) -> None:
+        """Open the file, made if it is new.
+
+        Raises:
+            ConfigError: it cannot be written, or another gateway has it.
+        """
         self._table = table
         self._clock = clock
         self._failing = False
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")  # safe against kill -9 of this process
-        self._db.execute(_SCHEMA)
-        self._db.commit()
+        try:
+            self._db = _open(path)
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"state: {str(path)!r} is not allowed ({error}); allowed is a file that can be "
+                "written and that no other gateway uses"
+            ) from error
 
     def restore(self) -> int:
         """Put the journalled programs into the table; return how many."""
@@ -138,3 +147,19 @@ class Journal:
             None if ended_s is None else unix_s - (now_s - ended_s), program.end_reason,
             int(program.expired), unix_s,
         )  # fmt: skip
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    try:
+        # two gateways would overwrite each other's figures
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")  # safe against kill -9 of this process
+        with db:
+            db.execute(_SCHEMA)
+            db.execute(_FORGET, (0.0, 0.0))  # a write takes the lock now
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autellix.errors import ConfigError
 from autellix.server.clock import ManualClock, SystemClock
 from autellix.server.gateway.journal import Journal
 from autellix.server.process_table import TOMBSTONE_S, ProcessTable, program_id_of
@@ -91,9 +92,8 @@ def test_kill_9_at_a_random_moment_loses_less_than_a_second(tmp_path: Path):
     assert said["long"] > 2.0, "too little service to tell"
 
 
-async def test_a_locked_journal_is_tried_again(tmp_path: Path, monkeypatch):
-    """Nothing is lost while it cannot be written."""
-    monkeypatch.setattr("autellix.server.gateway.journal.BUSY_S", 0.01)
+async def test_a_journal_that_cannot_be_written_is_tried_again(tmp_path: Path, monkeypatch):
+    """A full disk loses nothing, as long as there is room again before the end."""
     path = tmp_path / "state.sqlite"
     clock = ManualClock(100.0)
     table = ProcessTable(now_s=clock.now_s())
@@ -101,17 +101,32 @@ async def test_a_locked_journal_is_tried_again(tmp_path: Path, monkeypatch):
     call, _ = table.begin_call(Arrival("", "s"), "0badcafe", 100.0)
     table.dispatch(call, "e0")
     table.end_call(call, 103.0)
-    other = sqlite3.connect(path)
-    other.execute("BEGIN EXCLUSIVE")
-    await journal.flush()
-    await journal.flush()
-    other.rollback()
-    other.close()
+
+    def full(rows: object, unix_s: float) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_write", full)
+        await journal.flush()
+        await journal.flush()
     await journal.flush()
     journal.close()
     program = read_back(path).get(program_id_of("", "s"))
     assert program is not None
     assert program.account.service_s == 3.0
+
+
+def test_a_journal_belongs_to_one_gateway(tmp_path: Path, monkeypatch):
+    """The second one is told so, and so is one whose file cannot be made."""
+    monkeypatch.setattr("autellix.server.gateway.journal.BUSY_S", 0.01)
+    clock = ManualClock(100.0)
+    table = ProcessTable(now_s=clock.now_s())
+    journal = Journal(tmp_path / "state.sqlite", table, clock)
+    with pytest.raises(ConfigError, match=r"no other gateway uses"):
+        Journal(tmp_path / "state.sqlite", table, clock)
+    with pytest.raises(ConfigError, match=r"state: "):
+        Journal(tmp_path / "no" / "folder", table, clock)
+    journal.close()
 
 
 async def test_old_tombstones_leave_the_journal(tmp_path: Path):
