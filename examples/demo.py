@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +41,7 @@ API_KEY = "none"  # whose programs we ask for: the server shows everyone their o
 START_LIMIT_S = 300.0
 AGENTS_LIMIT_S = 240.0
 STOP_LIMIT_S = 20.0
-TELL_EVERY_S = 3.0
+TELL_EVERY_S = 5.0
 POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
 
@@ -240,9 +241,12 @@ def places(rows: Sequence[dict[str, Any]]) -> dict[str, Place]:
 
 def table_of(rows: Sequence[dict[str, Any]], policy: str) -> Table:
     """Return what the server knows, as a table."""
-    table = Table(title=f"What the server knows (policy {policy})", title_justify="left")
+    table = Table(title=f"What the server knows (policy {policy})", box=box.SIMPLE_HEAD)
+    table.title_justify = table.caption_justify = "left"
+    if any(row["calls_by_wall_time"] for row in rows):
+        table.caption = "-: stock vLLM does not report it; ~: from a call's start to its end"
     table.add_column("program", no_wrap=True)
-    table.add_column("framework")
+    table.add_column("framework", no_wrap=True)
     for title in ("calls", "threads", "tokens", "level", "wait s", "service s", "response s"):
         table.add_column(title, justify="right")
     table.add_column("finished", justify="right")
@@ -274,8 +278,9 @@ def measured(row: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def comparison(results: dict[str, dict[str, Place]]) -> Table:
     """Return how each program fared under each policy, as a table."""
-    table = Table(title="Response time in s, and who finished first", title_justify="left")
-    table.add_column("program")
+    table = Table(title="Response time in s, and who finished first", box=box.SIMPLE_HEAD)
+    table.title_justify = "left"
+    table.add_column("program", no_wrap=True)
     for policy in results:
         table.add_column(policy, justify="right")
     for name in AGENTS:

@@ -26,7 +26,7 @@ def think(state: MessagesState) -> dict:
     turns = sum(message.type == "tool" for message in state["messages"])
     choice = "required" if turns < 2 else "none"
     with_tool = model.bind_tools([multiply], tool_choice=choice, strict=True)
-    return {"messages": [with_tool.invoke(state["messages"], max_tokens=32)]}
+    return {"messages": [with_tool.invoke(state["messages"], max_tokens=40)]}
 
 
 def act_or_end(state: MessagesState) -> str:
@@ -57,4 +57,4 @@ graph.add_node("pears", branch("A pear costs 8 cents. What do 9 pears cost?"))
 graph.add_edge(START, "apples").add_edge(START, "pears").add_edge(["apples", "pears"], "report")
 
 if __name__ == "__main__":
-    print("langgraph agent:", graph.compile().invoke({"notes": []})["text"])
+    print("langgraph agent:", " ".join(graph.compile().invoke({"notes": []})["text"].split()))
