@@ -194,7 +194,8 @@ def _tag_of(call: Call) -> str:
             call.call_id,
             min(call.key.thread, 999_999_999),
             int(program.wait_s * 1000),
-            int(program.arrival_s * 1000),
+            # of a program older than this machine's clock, from the journal, it is below nought
+            max(0, int(program.arrival_s * 1000)),
         )
     )
 

@@ -271,3 +271,13 @@ async def test_the_engine_gets_a_path_whatever_form_the_client_used(rig: Rig):
         writer.close()
         assert rig.engine.seen[-1].path == path
         assert rig.engine.seen[-1].headers["host"] == "engine"
+
+
+async def test_a_program_older_than_the_machines_clock_is_tagged(rig: Rig):
+    """After a reboot the journal brings back programs that began before the clock did."""
+    await rig.chat(TAGGED)
+    next(iter(rig.table.programs())).arrival_s = -5000.0
+    await rig.chat({**TAGGED, "X-Autellix-Call": "call-2"})
+    tag = call_tag.find_call(rig.engine.seen[-1].headers["x-request-id"])
+    assert tag is not None
+    assert tag.arrival_ms == 0
