@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from . import metrics, workload
 from .cost_model import Profile
@@ -19,6 +19,10 @@ from .run_state import ProgramRun
 from .simulate import Outcome, Simulation, Watcher, order_digest
 from .trace import Program
 from .workload import Arrival, Waits
+
+#: Figures under this name are read off a clock: they differ from run to run, and ``document``
+#: leaves them out.
+MEASURED: Final = "measured"
 
 Mode = Literal["open", "closed", "offline", "burst"]
 
@@ -96,12 +100,19 @@ def run_cell(
         "call": metrics.call_figures(calls),
         "engine": metrics.engine_figures(outcome.totals, cell.profile.blocks, now_s),
         "completion_order": order_digest(simulation.completion_order),
+        MEASURED: _decision_times(outcome),
     }
     if cell.mode in ("closed", "offline"):
         figures["makespan_s"] = metrics.rounded(now_s)
     if cell.mode == "burst":
         figures["response_by_arrival_s"] = by_arrival(outcome, now_s)
     return figures
+
+
+def _decision_times(outcome: Outcome) -> dict[str, float]:
+    steps = max(1, sum(t.steps for t in outcome.totals))
+    wall_s = sum(t.decision_wall_s for t in outcome.totals)
+    return {"decision_ms_per_step": metrics.rounded(wall_s / steps * 1e3)}
 
 
 def simulate_cell(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import capacity, cost_model, gate, trace
-from .measure import Cell, Rule, run_cell
+from .measure import MEASURED, Cell, Rule, run_cell
 from .result_cache import ResultCache
 from .workload import WAIT_CAP_S, Waits
 
@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write(_line(result, time.monotonic() - started_s))
         sys.stdout.flush()
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(document(kept), encoding="utf-8")
+        _write(kept, arguments.json)
     if arguments.plot:
         from . import report
 
@@ -56,7 +55,17 @@ def main(argv: Sequence[str]) -> int:
 
 def document(results: Sequence[dict[str, Any]]) -> str:
     """Return results as the JSON that ``autellix report`` reads; the same input, the same bytes."""
-    return json.dumps({"form": 1, "results": list(results)}, indent=1, sort_keys=True) + "\n"
+    kept = [{k: v for k, v in r.items() if k != MEASURED} for r in results]
+    return json.dumps({"form": 1, "results": kept}, indent=1, sort_keys=True) + "\n"
+
+
+def _write(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write the document, and what a clock measured beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(results), encoding="utf-8")
+    names = ("trace", "arm", "rate_per_s", "seed", MEASURED)
+    times = [{name: r.get(name) for name in names} for r in results]
+    path.with_suffix(".timing").write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
 
 
 def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
@@ -158,7 +167,8 @@ def _numbers(text: str) -> list[float]:
 _HEAD = (
     f"{'policy':14}{'rate':>7}{'seed':>5}{'n':>6}{'left':>5}  "
     f"{'token latency ms: mean':>23}{'p95':>8}{'p99':>8}  {'response s':>10}"
-    f"{'slowdown':>9}{'hits':>6}{'recomp':>7}{'batch':>7}{'backlog/s':>10}{'took s':>8}\n"
+    f"{'slowdown':>9}{'hits':>6}{'recomp':>7}{'batch':>7}{'backlog/s':>10}"
+    f"{'ms/step':>8}{'took s':>8}\n"
 )
 
 
@@ -172,5 +182,6 @@ def _line(result: dict[str, Any], took_s: float) -> str:
         f"{token['mean'] * 1e3:23.1f}{token['p95'] * 1e3:8.1f}{token['p99'] * 1e3:8.1f}  "
         f"{result['response_s']['mean']:10.2f}{result['slowdown']['mean']:9.2f}"
         f"{engine['prefix_hit_share']:6.2f}{engine['recomputed_share']:7.3f}"
-        f"{engine['mean_batch']:7.1f}{result['backlog_slope_per_s']:10.4f}{took_s:8.1f}\n"
+        f"{engine['mean_batch']:7.1f}{result['backlog_slope_per_s']:10.4f}"
+        f"{result[MEASURED]['decision_ms_per_step']:8.2f}{took_s:8.1f}\n"
     )

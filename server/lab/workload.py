@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
-from .trace import FOLDER, Call, Program
+from .trace import FOLDER, Call, Program, TraceError
 
 WAIT_CAP_S: Final = 300.0
 _DISTRIBUTIONS: Final = {
@@ -120,7 +120,7 @@ def at_once(programs: Sequence[Program], count: int, seed: int) -> Iterator[Arri
 def shuffled(programs: Sequence[Program], seed: int) -> Iterator[Program]:
     """Yield programs without end, in a new shuffled order each time round."""
     if not programs:
-        raise ValueError("no program fits this engine")
+        raise TraceError("no program of the trace fits")
     randomness = random.Random(f"order/{seed}")
     order = list(programs)
     while True:
