@@ -97,6 +97,9 @@ class PoolConfig:
     stop_grace_s: float = setting(8.0, "time an engine has to end in good order", minimum=0)
     drain_s: float = setting(30.0, "time running calls have to end at a stop", minimum=0)
     kv_cache_gib: int = setting(1, "KV cache of an engine on the CPU, GiB", minimum=1)
+    swap_mib: int = setting(
+        0, "host memory of an engine for preempted calls' KV, MiB; 0: recompute it", minimum=0
+    )
 
 
 def load(

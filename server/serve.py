@@ -268,6 +268,7 @@ class Server:
             policy=self._config.serve.policy,
             on_cpu=on_cpu,
             kv_cache_gib=pool.kv_cache_gib,
+            swap_mib=pool.swap_mib,
             scheduler_constants=_constants(self._config.scheduling),
             vllm_args=self._vllm_args,
             devices=devices,

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from autellix.errors import ConfigError
 
 from ..channel import ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY, ENV_PARENT_PID
+from .connector_config import swap_transfer_config
 
 Policy = Literal["program", "fcfs", "plas", "atlas", "mlfq"]
 
@@ -67,6 +68,8 @@ class EngineSpec:
         policy: Who orders the calls.
         on_cpu: Whether the installed vLLM runs on the CPU.
         kv_cache_gib: Size of the KV cache on the CPU; ignored on GPUs.
+        swap_mib: Host memory of each worker for the KV of preempted calls, MiB; 0: recompute them.
+            Needs a policy that runs inside the engine.
         scheduler_constants: Settings of our scheduler. Constants only: they are part of vLLM's
             compile-cache key.
         vllm_args: The user's own arguments; they win over ours.
@@ -79,6 +82,7 @@ class EngineSpec:
     policy: Policy
     on_cpu: bool
     kv_cache_gib: int = 1
+    swap_mib: int = 0
     scheduler_constants: Mapping[str, object] = field(default_factory=dict)
     vllm_args: tuple[str, ...] = ()
     devices: str | None = None
@@ -192,6 +196,9 @@ def _policy_args(spec: EngineSpec) -> list[str]:
         constants = {"policy": spec.policy, **spec.scheduler_constants}
         args += ["--scheduler-cls", SCHEDULER_CLASS]
         args += ["--additional-config", json.dumps({"autellix": constants}, sort_keys=True)]
+        if spec.swap_mib and "--kv-transfer-config" not in _flag_values(spec.vllm_args):
+            transfer = swap_transfer_config(spec.swap_mib << 20)
+            args += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     return args
 
 
