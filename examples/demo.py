@@ -241,13 +241,16 @@ def places(rows: Sequence[dict[str, Any]]) -> dict[str, Place]:
 
 def table_of(rows: Sequence[dict[str, Any]], policy: str) -> Table:
     """Return what the server knows, as a table."""
-    table = Table(title=f"What the server knows (policy {policy})", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"What the server knows (policy {policy}; times in seconds)", box=box.SIMPLE_HEAD
+    )
+    table.padding = (0, 1, 0, 0)  # so that it fits 100 columns
     table.title_justify = table.caption_justify = "left"
     if any(row["calls_by_wall_time"] for row in rows):
         table.caption = "-: stock vLLM does not report it; ~: from a call's start to its end"
     table.add_column("program", no_wrap=True)
     table.add_column("framework", no_wrap=True)
-    for title in ("calls", "threads", "tokens", "level", "wait s", "service s", "response s"):
+    for title in ("calls", "threads", "tokens", "level", "wait", "service", "answer"):
         table.add_column(title, justify="right")
     table.add_column("finished", justify="right")
     ranks = places(rows)
@@ -278,7 +281,7 @@ def measured(row: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def comparison(results: dict[str, dict[str, Place]]) -> Table:
     """Return how each program fared under each policy, as a table."""
-    table = Table(title="Response time in s, and who finished first", box=box.SIMPLE_HEAD)
+    table = Table(title="Seconds to the last answer, and place", box=box.SIMPLE_HEAD)
     table.title_justify = "left"
     table.add_column("program", no_wrap=True)
     for policy in results:
@@ -305,7 +308,7 @@ def check(rows: Sequence[dict[str, Any]]) -> None:
 
 def run(policies: Sequence[str], children: Children) -> None:
     """Run the whole demo."""
-    console = Console(width=110)
+    console = Console(width=100)
     results = {}
     for policy in policies:
         with server(policy, children) as url:

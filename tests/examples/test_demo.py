@@ -20,11 +20,12 @@ import sys, time
 from pathlib import Path
 from examples.demo import Children
 children = Children()
-sleeper = children.start(["/bin/sh", "-c", "sleep 60 & echo $! > {pid}; wait"], Path("{log}"), {{}})
-while not Path("{pid}").exists() or not Path("{pid}").read_text().strip():
-    time.sleep(0.01)
-print(sleeper.pid, flush=True)
 try:
+    command = ["/bin/sh", "-c", "sleep 60 & echo $! > {pid}; wait"]
+    sleeper = children.start(command, Path("{log}"), {{}})
+    while not Path("{pid}").exists() or not Path("{pid}").read_text().strip():
+        time.sleep(0.01)
+    print(sleeper.pid, flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     pass
