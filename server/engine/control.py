@@ -45,7 +45,7 @@ from ..channel import (
 )
 from ..clock import Clock, SystemClock
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.autellix.channel")
 
 RING_REPORTS: Final = 10_000
 SEND_QUEUE: Final = 1_000  # ZeroMQ messages

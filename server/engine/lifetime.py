@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.autellix.lifetime")
 
 _PR_SET_PDEATHSIG = 1
 

@@ -41,7 +41,7 @@ from .control import EngineChannel, read_settings
 from .lifetime import die_with_parent
 from .waiting import WaitingQueue
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.autellix.scheduler")  # vLLM shows what is below its own name
 
 CANDIDATES_MAX = 64  # waiting calls looked at in one decision
 COOLDOWN_GROWTH_MAX = 8
