@@ -11,7 +11,7 @@ import pytest
 from autellix import wire
 from tests.serve_process import JSON, Reply, ServeProcess
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]
 
 CHAT = "/v1/chat/completions"
 
@@ -110,7 +110,7 @@ def test_a_body_that_claims_another_session(server: ServeProcess):
         kv_transfer_params={"do_remote_prefill": True},
         vllm_xargs={"session_id": "victim"},
     )
-    headers = {wire.SESSION: "attacker", "Authorization": "Bearer of-somebody-else"}
+    headers = {wire.SESSION: "attacker"}  # under the same key, so that only the rule protects
     assert server.ask("POST", CHAT, claims, headers).status == 200
     after = row_of(server, "victim")
     assert after is not None
