@@ -64,10 +64,10 @@ async def test_sessions_are_back_after_a_restart(tmp_path: Path):
 
 @pytest.mark.slow
 def test_kill_9_at_a_random_moment_loses_less_than_a_second(tmp_path: Path):
-    """Five kills, each of a process that goes on from the journal of the one before."""
+    """Three kills, each of a process that goes on from the journal of the one before."""
     path = tmp_path / "state.sqlite"
     chance = random.Random(7)
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.gateway.journal_process", str(path)],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
@@ -89,7 +89,7 @@ def test_kill_9_at_a_random_moment_loses_less_than_a_second(tmp_path: Path):
             program = table.get(program_id_of("", session))
             got_s = program.account.service_s if program is not None else 0.0
             assert service_s - 1.0 < got_s < service_s + 1.0, session
-    assert said["long"] > 2.0, "too little service to tell"
+    assert said["long"] > 1.0, "too little service to tell"
 
 
 async def test_a_journal_that_cannot_be_written_is_tried_again(tmp_path: Path, monkeypatch):

@@ -102,7 +102,7 @@ def chunked(parts: list[bytes]) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts if p) + b"0\r\n\r\n"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.binary(max_size=60), max_size=6),
     st.booleans(),
@@ -145,7 +145,7 @@ def test_an_answer_in_any_pieces_arrives_whole(parts, is_chunked, interim, close
     asyncio.run(run())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.binary(min_size=1, max_size=60), max_size=6),
     st.lists(st.integers(0, 2000), max_size=12),
@@ -166,7 +166,7 @@ def test_an_old_client_gets_the_body_without_chunks(parts, cuts):
     asyncio.run(run())
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     st.lists(
         st.binary(max_size=80)
