@@ -90,6 +90,27 @@ def gain_at(results: Sequence[Result], trace: str, limit_s: float) -> dict[str, 
     return found
 
 
+def paired_ratios(
+    results: Sequence[Result], trace: str, rate: float, arm: str, base: str, figure: str
+) -> list[float]:
+    """Return an arm's mean figure ÷ another arm's on the same seed, for all seeds both have.
+
+    Args:
+        results: Of any runs.
+        trace: The trace.
+        rate: Programs per second.
+        arm: The one above.
+        base: The one below.
+        figure: ``token_latency_s``, ``response_s`` or ``slowdown``.
+    """
+    by_arm: dict[str, dict[int, float]] = {arm: {}, base: {}}
+    for r in results:
+        if (r["trace"], r["rate_per_s"]) == (trace, rate) and r["arm"] in by_arm and r[figure]:
+            by_arm[r["arm"]][r["seed"]] = r[figure]["mean"]
+    both = sorted(by_arm[arm].keys() & by_arm[base].keys())
+    return [by_arm[arm][seed] / by_arm[base][seed] for seed in both]
+
+
 def _of_trace(results: Sequence[Result], trace: str) -> Iterable[Figure]:
     some = [r for r in results if r["trace"] == trace]
     for key, title in (

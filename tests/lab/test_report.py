@@ -50,6 +50,21 @@ def test_a_limit_that_is_not_crossed_has_no_rate():
     assert gains["plas"] is None
 
 
+def test_ratios_are_paired_by_seed(tmp_path: Path, capsys):
+    """Only seeds that both arms have count, and the interval is printed with their number."""
+    runs = [
+        {**result(arm, 1.0, latency_s), "seed": seed}
+        for arm, seed, latency_s in (
+            ("fcfs", 0, 1.0), ("fcfs", 1, 2.0), ("fcfs", 2, 9.0), ("plas", 0, 0.5), ("plas", 1, 1.0)
+        )
+    ]  # fmt: skip
+    assert report.paired_ratios(runs, "t", 1.0, "plas", "fcfs", "response_s") == [0.5, 0.5]
+    (tmp_path / "runs.json").write_text(document(runs))
+    assert cli.report([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "t 1/s plas ÷ fcfs response_s: 0.500 (0.500 to 0.500, 2 seeds)" in printed
+
+
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps({"form": 1, "results": []})])
 def test_what_is_no_result_is_refused(tmp_path: Path, text: str, capsys):
     """One line, status 2."""
