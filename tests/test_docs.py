@@ -180,3 +180,18 @@ def test_every_dependency_has_a_reason():
         for requirement in extra
     } - {"autellix"}
     assert not [name for name in sorted(names) if name not in text]
+
+
+def test_the_example_in_the_readme_runs():
+    """Against a recording server its calls are one program of that name, and it prints answers."""
+    from autellix.testing import FakeServer
+
+    blocks = [code for language, code in _FENCE.findall(text_of(ROOT / "README.md"))
+              if language == "python"]  # fmt: skip
+    with FakeServer() as server:
+        code = blocks[0].replace("http://127.0.0.1:8000/v1", server.base_url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("What is the capital of") == len(server.calls) == 3
+        assert len({call.session for call in server.calls} - {None}) == 1
+        assert server.wait_event("PUT").body["name"] == "capitals"
