@@ -83,6 +83,32 @@ def test_chunked_prefill(depth: int, v2: bool):
 
 
 @modes
+def test_a_long_prompt_of_a_high_level_does_not_stall_decoding(depth: int, v2: bool):
+    """Every decoding call gets its token in each step in which the prompt is computed in parts."""
+    scene = Scene(depth, v2, slots=3, step_tokens=16, policy_config={**LEVELS, "beta": None})
+    scene.longs(prompt=4)
+    scene.add("short-1", 60, 3)
+    scheduler = scene.pipeline.scheduler
+    parts = 0
+
+    def look(pipeline: Pipeline) -> None:
+        nonlocal parts
+        if any(r.request_id == "short-1" and r.is_prefill_chunk for r in scheduler.running):
+            parts += 1
+
+    scene.pipeline.after_step = look
+    before = {name: len(scene.pipeline.tokens[name]) for name in ("long-1", "long-2")}
+    steps = scene.pipeline.steps
+    while len(scene.pipeline.tokens["short-1"]) == 0:
+        scene.pipeline.step()
+    steps = scene.pipeline.steps - steps
+    assert parts >= 3
+    for name, had in before.items():
+        assert len(scene.pipeline.tokens[name]) - had >= steps - depth
+    scene.end()
+
+
+@modes
 def test_prefix_caching(depth: int, v2: bool):
     """Calls share a prefix, and a victim finds its own blocks again when it returns."""
     scene = Scene(depth, v2)
