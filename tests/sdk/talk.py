@@ -9,6 +9,14 @@ import openai
 
 from autellix.testing import FakeServer, RecordedCall
 
+#: For scripts in fresh interpreters: a client that is imported in a tenth of the time.
+ASK = (
+    "import os, httpx, autellix\n"
+    "def ask(text='hi'):\n"
+    "    url = os.environ['OPENAI_BASE_URL'] + '/completions'\n"
+    "    assert httpx.post(url, json={'prompt': text}).status_code == 200\n"
+)
+
 
 class Talk:
     """An OpenAI client of each kind against one fake server."""

@@ -16,7 +16,7 @@ import pytest
 import autellix
 from autellix.testing import FakeServer
 
-from .talk import Talk, run
+from .talk import ASK, Talk, run
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -281,10 +281,7 @@ def test_a_forked_child_inherits_and_never_ends(talk: Talk, server: FakeServer):
     assert [e.method for e in server.events].count("DELETE") == 1
 
 
-PROGRAM = """
-import autellix, openai
-openai.OpenAI().completions.create(model="fake", prompt="child")
-"""
+PROGRAM = ASK + "ask('child')"
 
 
 def test_a_spawned_process_needs_the_carrier(talk: Talk, server: FakeServer):
@@ -292,8 +289,8 @@ def test_a_spawned_process_needs_the_carrier(talk: Talk, server: FakeServer):
     with autellix.session() as session:
         talk.ask("parent")
         carried = {**os.environ, **session.env()}
-        subprocess.run([sys.executable, "-c", PROGRAM], env=carried, check=True, timeout=30)
-        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", PROGRAM], env=carried, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
         autellix.flush()
         with_carrier, without = list(server.calls)[1:]
         assert with_carrier.session == session.id

@@ -22,7 +22,7 @@ import autellix
 from autellix import arming, hooks, runtime
 from autellix.testing import FakeServer
 
-from .talk import Talk
+from .talk import ASK, Talk
 
 SDK = Path(autellix.__file__).parent
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -369,8 +369,7 @@ def test_report_25_no_global_switch_on_the_call_path(talk: Talk):
 def test_report_26_after_a_fork(server: FakeServer):
     """The child's flush does not hang, its own session works, the parent's is left alone."""
     code = (
-        "import os, autellix, openai\n"
-        "def ask(t): openai.OpenAI().completions.create(model='fake', prompt=t)\n"
+        ASK + "import os\n"
         "with autellix.session('parent'):\n"
         "    ask('parent')\n"
         "    assert autellix.flush(5)\n"
@@ -445,13 +444,7 @@ def test_report_30_only_the_opener_ends(talk: Talk, server: FakeServer):
 def test_report_31_work_at_interpreter_shutdown(server: FakeServer):
     """A call in an exit handler is served, and the exit neither hangs nor prints."""
     started = time.monotonic()
-    done = python(
-        "import atexit, openai, autellix\n"
-        "client = openai.OpenAI()\n"
-        "ask = lambda: client.completions.create(model='fake', prompt='late')\n"
-        "ask()\n"
-        "atexit.register(ask)\n"
-    )
+    done = python(ASK + "import atexit\nask()\natexit.register(ask)\n")
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(server.calls) == 2
@@ -491,8 +484,8 @@ def test_report_33_requests_that_are_no_calls(talk: Talk, server: FakeServer):
 def test_report_34_a_client_that_dies_at_once(server: FakeServer):
     """The start goes out with the first call, so the lease runs from there: no separate grace."""
     done = python(
-        "import os, signal, openai, autellix\n"
-        "openai.OpenAI().completions.create(model='fake', prompt='hi')\n"
+        ASK + "import os, signal\n"
+        "ask()\n"
         "assert autellix.flush(5)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

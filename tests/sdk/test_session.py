@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 import autellix
 from autellix.testing import FakeServer
 
-from .talk import Talk, run
+from .talk import ASK, Talk, run
 
 
 def test_a_script_without_a_session_gets_one_at_its_first_call(talk: Talk, server: FakeServer):
@@ -171,29 +172,21 @@ def test_a_nested_session_joins_or_is_new(talk: Talk):
 
 def test_the_end_is_sent_at_exit(server: FakeServer):
     """A script that just ends, or fails, says so within its exit."""
-    program = (
-        "import autellix, openai, sys\n"
-        "openai.OpenAI().completions.create(model='fake', prompt='hi')\n"
-        "if len(sys.argv) > 1: raise SystemError('boom')\n"
-    )
-    good = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+    program = ASK + ("import sys\nask()\nif len(sys.argv) > 1: raise SystemError('boom')\n")
+    good = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert good.returncode == 0, good.stderr
     assert server.wait_event("DELETE").path.endswith("reason=atexit")
     server.clear()
-    bad = subprocess.run([sys.executable, "-c", program, "x"], capture_output=True, timeout=30)
+    bad = subprocess.run([sys.executable, "-c", program, "x"], capture_output=True, timeout=60)
     assert bad.returncode == 1
     assert server.wait_event("DELETE").path.endswith("reason=error")
 
 
 def test_disabled_means_nothing_at_all(server: FakeServer):
     """With AUTELLIX_ENABLED=0 no header and no message goes out, and blocks are plain blocks."""
-    program = (
-        "import os; os.environ['AUTELLIX_ENABLED'] = '0'\n"
-        "import autellix, openai\n"
-        "with autellix.session('s'):\n"
-        "    openai.OpenAI().completions.create(model='fake', prompt='hi')\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    program = ASK + "with autellix.session('s'): ask()\n"
+    env = {**os.environ, "AUTELLIX_ENABLED": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=env)
     assert len(server.calls) == 1
     assert server.calls[0].session is None
     assert not server.events
