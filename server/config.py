@@ -82,7 +82,7 @@ class PoolConfig:
     probe_period_s: float = setting(1.0, "between two looks at an engine", minimum=0.05)
     probe_deadline_s: float = setting(4.0, "limit of one probe", minimum=0.1, maximum=10)
     frozen_floor_s: float = setting(
-        15.0, "least silence that counts as frozen", minimum=0.5, maximum=25
+        15.0, "least silence that counts as frozen", minimum=0.5, maximum=3600
     )
     frozen_cap_s: float = setting(
         25.0, "longest silence that does not count as frozen", minimum=0.5, maximum=3600

@@ -94,6 +94,24 @@ class Asking:
         assert not self._thread.is_alive(), "the call hangs"
 
 
+def test_a_saturated_engine_is_never_ejected(server: ServeProcess):
+    """Many long prompts at once, more than run together: busy, and ready all the time."""
+    prompts = [f"{number} " + "word " * 1500 for number in range(24)]
+    calls = [
+        Asking(server, {**LONG, "messages": [{"role": "user", "content": text}], "max_tokens": 64})
+        for text in prompts
+    ]
+    wait_until(lambda: in_flight(server) > 0, 10)
+    while in_flight(server):
+        assert server.health() == 200
+    for call in calls:
+        call.join(60)
+        assert call.reply is not None, call.error
+        assert call.reply.status == 200
+    (engine,) = server.ask("GET", "/autellix/v1/engines").json["engines"]
+    assert engine["starts"] == 1
+
+
 def test_an_agent_killed_in_mid_stream(server: ServeProcess):
     """Its call ends in the engine at once, and its session when the lease is over."""
     agent = subprocess.Popen(
