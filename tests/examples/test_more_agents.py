@@ -111,6 +111,21 @@ def test_each_request_of_a_service_is_a_program(server: FakeServer, tmp_path: Pa
         service.wait(20)
 
 
+def test_pictures_go_through_and_the_tool_is_reported(server: FakeServer):
+    """Four screenshots in one program; the server learns of the waits for the screen."""
+    server.answers["Move the cursor to the middle: answer with x and y."] = "16, 15"
+    assert "at 16, 15 after 4 steps" in run("computer_use.py", server)
+    assert calls_by_session(server) == [4]
+    for call in server.calls:
+        url = call.body["messages"][0]["content"][0]["image_url"]["url"]
+        assert url.startswith("data:image/png;base64,iVBORw0KGgo")
+    (session,) = {str(call.session) for call in server.calls}
+    assert server.wait_event("PUT").body["name"] == "computer use"
+    server.wait_event("DELETE", session)
+    told = [e.body["event"] for e in server.events if e.body.get("tool") == "screen"]
+    assert told == ["start", "end"] * 4
+
+
 def test_no_example_is_long():
     """Each is read in one go; the demo's own agents are at most 60 lines."""
     for path in EXAMPLES.glob("*.py"):
