@@ -458,7 +458,8 @@ class ProcessTable:
             del self._loads[engine_id]
 
     def _touch(self, program: Program, now_s: float) -> None:
-        program.lease_until_s = min(now_s + self.lease_s, program.last_call_s + SILENT_MAX_S)
+        lease_s = program.ttl_s or self.lease_s
+        program.lease_until_s = min(now_s + lease_s, program.last_call_s + SILENT_MAX_S)
         self._changed[program.program_id] = None
         if program.in_flight:
             return

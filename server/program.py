@@ -19,6 +19,8 @@ UNCONSUMED_MAX: Final = 1024
 RECENT_CALLS_MAX: Final = 256  # client call ids by which a retry is recognised
 ENGINES_MAX: Final = 64
 LABELS_MAX: Final = 1024
+TOOLS_MAX: Final = 64  # running at once; more are not told apart from none
+TTL_S_MAX: Final = 3600.0
 IDLE_AFTER_S: Final = 10.0
 
 
@@ -131,6 +133,9 @@ class Program:
     threads: dict[int, Thread] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     unconsumed: dict[CallKey, None] = field(default_factory=dict)
+    ttl_s: float | None = None  # the owner's wish for its lease
+    tools: dict[str, str] = field(default_factory=dict)  # running now: id → name
+    tools_run: int = 0
     recent: dict[str, Call] = field(default_factory=dict)
 
     def state(self, now_s: float) -> ProgramState:
@@ -141,6 +146,8 @@ class Program:
             return ProgramState.ACTIVE
         if self.expired:
             return ProgramState.EXPIRED
+        if self.tools:
+            return ProgramState.TOOL_WAIT
         if self.completed_s is not None and now_s - self.completed_s < IDLE_AFTER_S:
             return ProgramState.TOOL_WAIT
         return ProgramState.IDLE
@@ -193,6 +200,14 @@ class Program:
         if len(self.recent) > RECENT_CALLS_MAX:
             del self.recent[next(iter(self.recent))]
 
+    def note_tool(self, tool_id: str, name: str, *, begins: bool) -> None:
+        """Note that a tool call of the agent begins or ends; an unknown end is no harm."""
+        if not begins:
+            self.tools.pop(tool_id, None)
+        elif len(self.tools) < TOOLS_MAX and tool_id not in self.tools:
+            self.tools[tool_id] = name
+            self.tools_run += 1
+
     def view(self, now_s: float) -> dict[str, Any]:
         """Return the program as a row of JSON; times are ages in seconds."""
         end_s = self.completed_s if self.is_tombstone and self.completed_s is not None else now_s
@@ -219,6 +234,8 @@ class Program:
             "prompt_tokens": self.prompt_tokens,
             "hit_tokens": self.hit_tokens,
             "output_tokens": self.output_tokens,
+            "tools": self.tools_run,
+            "tools_running": sorted(self.tools.values()),
             "home": self.home,
             "engines": dict(self.engines),
             "age_s": round(now_s - self.arrival_s, 6),

@@ -122,6 +122,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_put(f"{api}/sessions/{{session}}", sessions.put_session)
     router.add_delete(f"{api}/sessions/{{session}}", sessions.delete_session)
     router.add_post(f"{api}/sessions/{{session}}/heartbeat", sessions.heartbeat_one)
+    router.add_post(f"{api}/sessions/{{session}}/tools", sessions.tool_hint)
 
 
 async def _run(app: web.Application) -> AsyncIterator[None]:

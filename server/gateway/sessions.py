@@ -16,7 +16,7 @@ from aiohttp import web
 from autellix import wire
 
 from ..process_table import TableFull, program_id_of
-from ..program import Program
+from ..program import TTL_S_MAX, Program
 from .errors import BadRequest, Busy, NotFound
 from .request import parse_body, read_body
 from .state import GATEWAY, Gateway, lower_headers
@@ -29,7 +29,7 @@ IDS_MAX: Final = 10_000
 ROWS_MAX: Final = 2_000  # of each list, the newest; a row takes some 20 µs to make
 _NAME: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{NAME_CHARS_MAX}}}\Z")
 REASONS: Final = ("ok", "error", "cancelled", "atexit")
-FEATURES: Final = ("sessions", "heartbeat", "retry_stable_calls", "inferred_joins")
+FEATURES: Final = ("sessions", "heartbeat", "tools", "retry_stable_calls", "inferred_joins")
 
 
 async def info(request: web.Request) -> web.Response:
@@ -140,6 +140,25 @@ async def heartbeat_one(request: web.Request) -> web.Response:
     return _answer({"lease_s": gateway.config.lease_s, "unknown": [] if known else [session]})
 
 
+async def tool_hint(request: web.Request) -> web.Response:
+    """Note that a tool of a session begins or ends: meanwhile the program waits for it."""
+    gateway, scope, document = await _read(request)
+    session = _id_of(request)
+    event, name, tool_id = (document.get(field) for field in ("event", "tool", "id"))
+    if event not in ("start", "end"):
+        raise _not_allowed("event", event, "start or end")
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise _not_allowed("tool", name, f"1 to {NAME_CHARS_MAX} characters, none for control")
+    if not isinstance(tool_id, str) or not wire.is_valid_id(tool_id):
+        raise _not_allowed("id", tool_id, "an id of 1 to 128 characters A-Za-z0-9._:-")
+    program = gateway.table.get(program_id_of(scope, session))
+    if program is None:
+        raise NotFound(f"session: {session!r} is not known under this key", param="session")
+    program.note_tool(tool_id, name, begins=event == "start")
+    gateway.table.renew(program.program_id, gateway.clock.now_s())
+    return web.Response(status=204, headers=_headers(gateway))
+
+
 async def _open(request: web.Request, session: str, status: int) -> web.Response:
     gateway, scope, document = await _read(request)
     opener = _check_opener(document)
@@ -148,11 +167,13 @@ async def _open(request: web.Request, session: str, status: int) -> web.Response
     except TableFull as error:
         raise Busy(f"the process table is full: {error}") from None
     _describe(program, opener)
+    if program.ttl_s is not None:
+        gateway.table.renew(program.program_id, gateway.clock.now_s())
     return _answer(
         {
             "id": session,
             "program_id": program.program_id,
-            "lease_s": gateway.config.lease_s,
+            "lease_s": program.ttl_s or gateway.config.lease_s,
             "state": program.state(gateway.clock.now_s()).value,
         },
         status=status,
@@ -183,10 +204,15 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
         pid = int(pid)
     if pid is not None and (type(pid) is not int or not 0 <= pid <= PID_MAX):
         raise _not_allowed("pid", pid, f"a whole number up to {PID_MAX}")
+    ttl_s = document.get("ttl_s")
+    if ttl_s is not None and (
+        isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 1 <= ttl_s <= TTL_S_MAX
+    ):
+        raise _not_allowed("ttl_s", ttl_s, f"a number of seconds from 1 to {TTL_S_MAX:g}")
     host = document.get("host")
     if host is not None and not (isinstance(host, str) and len(host) <= 255):
         raise _not_allowed("host", host, "a text of at most 255 characters")
-    known = ("name", "parent", "conversation", "metadata", "pid", "host")
+    known = ("name", "parent", "conversation", "metadata", "pid", "host", "ttl_s")
     return {field: document[field] for field in known if document.get(field) is not None}
 
 
@@ -194,6 +220,7 @@ def _describe(program: Program, opener: dict[str, Any]) -> None:
     program.name = opener.get("name", program.name)
     program.conversation = opener.get("conversation", program.conversation)
     program.parent_session = opener.get("parent", program.parent_session)
+    program.ttl_s = opener.get("ttl_s", program.ttl_s)
     program.opener = {**(program.opener or {}), **opener}
 
 

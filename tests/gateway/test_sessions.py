@@ -72,6 +72,10 @@ async def test_the_server_chooses_an_id_when_asked(rig: Rig):
         ("PUT", "/sessions/run-1", {"metadata": {"x": "y" * 3000}}, "metadata"),
         ("PUT", "/sessions/run-1", {"parent": "a b"}, "parent"),
         ("PUT", "/sessions/run-1", {"pid": True}, "pid"),
+        ("PUT", "/sessions/run-1", {"ttl_s": 0}, "ttl_s"),
+        ("POST", "/sessions/run-1/tools", {"event": "now"}, "event"),
+        ("POST", "/sessions/run-1/tools", {"event": "end", "tool": 7}, "tool"),
+        ("POST", "/sessions/run-1/tools", {"event": "end", "tool": "t", "id": ""}, "id"),
         ("PUT", "/sessions/no%20blank", {}, "session"),
         ("DELETE", "/sessions/run-1", {"reason": "bored"}, "reason"),
         ("POST", "/sessions/heartbeat", {"ids": "run-1"}, "ids"),
@@ -85,6 +89,24 @@ async def test_a_wrong_field_is_named(rig: Rig, method: str, path: str, body: ob
     assert answer["error"]["param"] == field
     assert answer["error"]["message"].startswith(f"{field}: ")
     assert "is not allowed; allowed is" in answer["error"]["message"]
+
+
+async def test_a_running_tool_is_seen_and_a_wished_lease_is_kept(rig: Rig):
+    """The SDK's hints: a program with a running tool waits for it."""
+    status, answer = await ask(rig, "PUT", "/sessions/run-1", {"ttl_s": 5})
+    assert (status, answer["lease_s"]) == (200, 5)
+    program = rig.table.get(program_id_of("", "run-1"))
+    assert program is not None
+    assert program.lease_until_s - program.arrival_s < 6
+    hint = {"event": "start", "tool": "search", "id": "t-1", "thread": 0}
+    assert (await ask(rig, "POST", "/sessions/run-1/tools", hint))[0] == 204
+    row = (await ask(rig, "GET", "/sessions/run-1"))[1]
+    assert (row["state"], row["tools_running"], row["tools"]) == ("tool_wait", ["search"], 1)
+    for _ in range(2):
+        end = {**hint, "event": "end", "ok": True, "duration_s": 0.1}
+        assert (await ask(rig, "POST", "/sessions/run-1/tools", end))[0] == 204
+    assert (await ask(rig, "GET", "/sessions/run-1"))[1]["state"] == "idle"
+    assert (await ask(rig, "POST", "/sessions/other/tools", hint))[0] == 404
 
 
 async def test_the_info_and_the_programs(rig: Rig):
