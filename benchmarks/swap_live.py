@@ -46,7 +46,7 @@ def run_arm(args: argparse.Namespace) -> dict[str, Any]:
             dtype="float32",
             enforce_eager=True,
             skip_tokenizer_init=True,
-            max_model_len=1024,
+            max_model_len=512,
             block_size=32,
             max_num_seqs=args.slots,
             num_gpu_blocks_override=args.kv_blocks,
