@@ -32,7 +32,7 @@ def main() -> None:
     """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--profile", required=True, help="a file with what fit_cpu printed")
+    parser.add_argument("--profile", default="this-cpu-smollm2", help="or what fit_cpu printed")
     parser.add_argument("--policies", default="fcfs,plas")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--rounds", type=int, default=5)

@@ -150,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--null-waits", choices=("zero", "drawn"), default="zero")
     add("--wait-scale", type=float, default=1.0)
-    add("--profile", required=True, help="gives the time alone, for slowdown; for this machine: "
-        "what python -m benchmarks.paper.fit_cpu prints, in a file")  # fmt: skip
+    add("--profile", default="this-cpu-smollm2", help="gives the time alone, for slowdown; another "
+        "machine's is what python -m benchmarks.paper.fit_cpu prints there")  # fmt: skip
     add("--json", type=Path, metavar="OUT")
     return parser
 
