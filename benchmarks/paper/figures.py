@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autellix.server.lab import cost_model, report, trace
+from autellix.server.lab import cost_model, gate, report, trace
 from autellix.server.lab.measure import Cell, Rule, run_cell
 from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.simulate_command import document
@@ -89,8 +89,12 @@ def burst(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def sensitivity(arguments: argparse.Namespace) -> Iterator[Cell]:
-    """Yield one load with each constant of the cost model moved by 30 % either way."""
-    profile = cost_model.load(PROFILE)
+    """Yield one load with each constant of the cost model moved by 30 % either way.
+
+    On the gate's small engine, where a queue forms within seconds.
+    """
+    short = gate.short_cells()[-1]
+    profile = short.profile
     profiles = [profile]
     for constant in cost_model.CONSTANTS:
         for factor in (0.7, 1.3):
@@ -98,7 +102,7 @@ def sensitivity(arguments: argparse.Namespace) -> Iterator[Cell]:
             profiles.append(replace(moved, name=f"{constant} x {factor}"))
     for moved in profiles:
         for arm in ("fcfs", "plas", "admit"):
-            yield Cell(trace="bfcl-gt", arm=arm, profile=moved, rate_per_s=1.7,
+            yield Cell(trace="bfcl-gt", arm=arm, profile=moved, rate_per_s=short.rate_per_s,
                        rule=Rule().shortened(arguments.horizon))  # fmt: skip
 
 
