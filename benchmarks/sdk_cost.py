@@ -67,7 +67,7 @@ def call_cost(rounds: int) -> float:
     made = options()
     with autellix.session():
         off, on = difference_us(
-            lambda: bare(client, made), lambda: hooked(client, made), rounds * 8, 50
+            lambda: bare(client, made), lambda: hooked(client, made), rounds * 40, 20
         )
     client.close()
     print(f"call       {off:8.1f} µs bare, {on:8.1f} in a session: +{on - off:5.1f} µs")

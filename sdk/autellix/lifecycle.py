@@ -195,7 +195,10 @@ class Lifecycle:
         peer.pending.append(message)
         if self._worker is None and not self._start():
             return
-        self._wake.notify_all()
+        # At work it looks again by itself, and before the retry there is nothing to do: waking it
+        # for every message would make the caller share the interpreter with it.
+        if not self._busy and peer.retry_at_s <= time.monotonic():
+            self._wake.notify_all()
 
     def _start(self) -> bool:
         """Start the thread, outside every session; returns whether one runs."""
