@@ -49,8 +49,7 @@ def tag_request(
     origin = Origin(scheme, host, port or default_port(scheme))
     if hook == "httpx" and runtime.last_untagged() is request:
         return  # the first net has looked at it already
-    authorization = headers.get("authorization")
-    tags = runtime.tag(origin, call_id, hook, authorization, is_retry=is_retry)
+    tags = runtime.tag(origin, call_id, hook, headers, is_retry=is_retry)
     if tags is None:
         runtime.last_untagged = weakref.ref(request)
         return

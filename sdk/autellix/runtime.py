@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from . import __version__, wire
@@ -202,7 +202,7 @@ class Runtime:
         origin: Origin,
         call_id: str | None,
         hook: str,
-        authorization: str | None,
+        headers: Mapping[str, str] | None,
         *,
         is_retry: bool = False,
     ) -> list[tuple[str, str]] | None:
@@ -212,7 +212,7 @@ class Runtime:
             origin: Where the call goes.
             call_id: Equal for all attempts of a call, if the client has such a thing.
             hook: Who asks; only counted.
-            authorization: The call's own, which the lifecycle messages use again.
+            headers: The call's own; the lifecycle messages use its authorization again.
             is_retry: Whether it is a later attempt of the latest call of its thread.
         """
         found = self.find()
@@ -224,7 +224,8 @@ class Runtime:
         if call_id is None or not wire.is_valid_id(call_id):
             call_id = new_id()
         tags = self.tags_of(session, scope, call_id, source, is_retry=is_retry)
-        session.touch(origin, authorization)
+        if origin not in session.peers:
+            session.touch(origin, headers.get("authorization") if headers is not None else None)
         counts = self.counts
         counts["tagged"] = counts.get("tagged", 0) + 1
         counts[hook] = counts.get(hook, 0) + 1
