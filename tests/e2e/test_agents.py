@@ -72,7 +72,10 @@ def test_every_call_arrives_with_its_program_and_thread(smollm2_server: ServePro
 
     wait_until(is_over, 10, what=lambda: str(rows()))
 
-    found = {row["name"]: sorted(thread["calls"] for thread in row["threads"]) for row in rows()}
+    found = {
+        row["name"].removesuffix(".py"): sorted(thread["calls"] for thread in row["threads"])
+        for row in rows()
+    }
     assert found == CALLS
     assert len({row["session"] for row in rows()}) == len(CALLS)
     for row in rows():
