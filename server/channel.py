@@ -22,7 +22,6 @@ MESSAGE_BYTES_MAX: Final = 1 << 20
 ENV_ENDPOINT: Final = "AUTELLIX_CHANNEL_ENDPOINT"
 ENV_ENGINE_ID: Final = "AUTELLIX_ENGINE_ID"
 ENV_KEY: Final = "AUTELLIX_CHANNEL_KEY"  # hex; also the key of the program seal
-ENV_PARENT_PID: Final = "AUTELLIX_PARENT_PID"
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):

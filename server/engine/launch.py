@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from autellix.errors import ConfigError
 
-from ..channel import ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY, ENV_PARENT_PID
+from ..channel import ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY
 from .connector_config import swap_transfer_config
 
 Policy = Literal["program", "fcfs", "plas", "atlas", "mlfq"]
@@ -95,7 +95,6 @@ class EngineRun:
     run_id: str  # random; marks every process of this start
     uds: str
     api_key: str
-    parent_pid: int
     channel_endpoint: str | None  # None: no control channel
     channel_key: bytes
 
@@ -212,7 +211,6 @@ def _environment(spec: EngineSpec, run: EngineRun) -> dict[str, str]:
         ENV_RUN: run.run_id,
         ENV_ENGINE_ID: spec.engine_id,
         ENV_KEY: run.channel_key.hex(),
-        ENV_PARENT_PID: str(run.parent_pid),
     }
     if run.channel_endpoint is not None:
         env[ENV_ENDPOINT] = run.channel_endpoint

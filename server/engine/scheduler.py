@@ -175,11 +175,11 @@ class AutellixScheduler(AsyncScheduler):
 
     def _open_channel(self) -> tuple[Accounts, EngineChannel | None]:
         """Return the accounts, and the channel that their reports go to if there is a gateway."""
+        parent = die_with_parent()  # with or without a gateway: see the module lifetime
         settings = read_settings(os.environ)
         accounts = Accounts(settings.key)
         if settings.endpoint is None:
             return accounts, None
-        parent = die_with_parent()
         channel = EngineChannel(settings, self._hello, self._heartbeat, parent=parent)
         accounts.on_report = channel.report
         return accounts, channel
@@ -219,6 +219,7 @@ class AutellixScheduler(AsyncScheduler):
             level_waiting=tuple(
                 self.waiting.count(level) for level in range(1, self.config.levels + 1)
             ),
+            long_step_expected=accounts.step == 0,  # the first step may compile kernels
         )
 
     def _read_inbox(self) -> None:

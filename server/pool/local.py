@@ -183,7 +183,6 @@ class LocalEngine:
                 run_id=run_id,
                 uds=self._uds,
                 api_key=self._api_key,
-                parent_pid=os.getpid(),
                 channel_endpoint=self._settings.channel_endpoint,
                 channel_key=self._settings.channel_key,
             )

@@ -12,7 +12,6 @@ RUN = EngineRun(
     run_id="r",
     uds="socket",
     api_key="k",
-    parent_pid=1,
     channel_endpoint=None,
     channel_key=b"key",
 )

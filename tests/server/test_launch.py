@@ -32,7 +32,6 @@ def command(**changes: object):
         run_id="0badcafe",
         uds="/private/e0.sock",
         api_key="secret",
-        parent_pid=7,
         channel_endpoint="ipc:///private/channel",
         channel_key=b"\x01\x02",
     )
@@ -80,7 +79,6 @@ def test_keys_are_in_the_environment_and_not_on_the_command_line():
     assert made.env["VLLM_API_KEY"] == "secret"
     assert made.env[channel.ENV_KEY] == "0102"
     assert made.env[channel.ENV_ENDPOINT] == "ipc:///private/channel"
-    assert made.env[channel.ENV_PARENT_PID] == "7"
     assert made.env[channel.ENV_ENGINE_ID] == "e0"
     assert made.env[ENV_RUN] == "0badcafe"
 
