@@ -316,7 +316,9 @@ def run(policies: Sequence[str], children: Children) -> None:
             check(rows)
             results[policy] = places(rows)
             console.print(table_of(rows, policy))
-            say("  open sessions: 0, calls in flight: 0")
+            left = get_json(f"{url}/autellix/v1/programs") or {}
+            still = sum(row["state"] != "ended" for row in left["programs"])
+            say(f"  open sessions: {still}, calls in flight: {left['calls_in_flight']}")
     if len(results) > 1:
         console.print(comparison(results))
 
