@@ -208,7 +208,7 @@ class ProcessTable:
         if not call.superseded:
             self._count_end(call)
             if completed:
-                program.note_completed(call.key)
+                program.note_completed(call)
         self._close(call)
         self._touch(program, now_s)
         if program.session is None:

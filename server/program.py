@@ -92,6 +92,7 @@ class Thread:
     calls_ended: int = 0
     next_seq: int = 0
     last_call: CallKey | None = None
+    moved: bool = True  # its fork point is new: the next call comes after what was known there
     parents: tuple[CallKey, ...] = ()  # of its latest call
 
 
@@ -167,32 +168,56 @@ class Program:
             if len(self.threads) >= THREADS_MAX:
                 self._forget_a_thread()
             thread = self.threads[number] = Thread(number, arrival.parent)
-        elif thread.parent is None and arrival.parent is not None:
+        elif arrival.parent is not None and arrival.parent != thread.parent:
             thread.parent = arrival.parent
+            thread.moved = True
         return thread
 
     def parents_of_next(self, thread: Thread) -> tuple[CallKey, ...]:
-        """Return, and consume, the calls that happened before the next one of ``thread``.
+        """Return the calls that happened before the next one of ``thread``.
 
-        They are the thread's latest call and the completed calls of the threads below it that no
-        call has consumed yet; for the first call of a child thread, the call it was forked at.
+        They are the thread's latest call and the completed calls of the threads below it. At the
+        first call, and when the fork point has moved, there is also what the parent knew then.
         """
-        number = thread.number
-        joined = [k for k in self.unconsumed if k.thread != number and self._below(k, number)]
-        for key in joined:
-            del self.unconsumed[key]
+        parents = dict.fromkeys(self._completed_below(thread.number))
         if thread.last_call is not None:
-            self.unconsumed.pop(thread.last_call, None)
-            return (thread.last_call, *joined)
-        if thread.parent is not None and thread.parent.seq > 0:
-            return (CallKey(thread.parent.thread, thread.parent.seq - 1), *joined)
-        return tuple(joined)
+            parents[thread.last_call] = None
+        if thread.moved:
+            thread.moved = False
+            parents.update(dict.fromkeys(self._known_at_fork(thread)))
+        return tuple(parents)
 
-    def note_completed(self, key: CallKey) -> None:
-        """Remember a completed call until a later one consumes it."""
+    def _known_at_fork(self, thread: Thread) -> list[CallKey]:
+        """Return the fork's call, and the completed ones below the parent, up to a made call."""
+        known: list[CallKey] = []
+        seen = {thread.number}
+        fork = thread.parent
+        while fork is not None and fork.thread not in seen:
+            seen.add(fork.thread)
+            known += (k for k in self._completed_below(fork.thread) if k.thread != thread.number)
+            if fork.seq > 0:
+                known.append(CallKey(fork.thread, fork.seq - 1))
+                break
+            parent = self.threads.get(fork.thread)
+            fork = parent.parent if parent is not None else None
+        return known
+
+    def _completed_below(self, number: int) -> list[CallKey]:
+        return [k for k in self.unconsumed if k.thread != number and self._below(k, number)]
+
+    def note_completed(self, call: Call) -> None:
+        """Remember a completed call until a later one that comes after it is completed as well.
+
+        It then stands for its own parents in its thread and below; what it knew from its fork
+        stays, for its siblings.
+        """
+        number = call.key.thread
+        for key in call.parents:
+            if key in self.unconsumed and (key.thread == number or self._below(key, number)):
+                del self.unconsumed[key]
         while len(self.unconsumed) >= UNCONSUMED_MAX:
             del self.unconsumed[next(iter(self.unconsumed))]
-        self.unconsumed[key] = None
+        self.unconsumed[call.key] = None
 
     def note_recent(self, client_call: str, call: Call) -> None:
         """Remember a call by the id its client gave it."""

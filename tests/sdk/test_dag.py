@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 import autellix
 from autellix import runtime, wire
 from autellix.config import Origin
+from autellix.server.process_table import ProcessTable
+from autellix.server.program import Arrival, Call
 
 from .happens_before import CallKey, Inference
 
@@ -53,6 +55,20 @@ class World:
     truth: dict[CallKey, frozenset[CallKey]] = field(default_factory=dict)
     inferred: dict[CallKey, frozenset[CallKey]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    table: ProcessTable = field(default_factory=ProcessTable)
+    in_flight: dict[CallKey, Call] = field(default_factory=dict)
+    by_server: dict[CallKey, frozenset[CallKey]] = field(default_factory=dict)
+
+    def arrive_at_server(self, key: CallKey, fork: wire.ParentCall | None) -> None:
+        """Give the call to the real process table, and keep what it infers."""
+        arrival = Arrival(
+            scope="", session=self.session.id, thread=key.thread, seq=key.seq, parent=fork
+        )
+        call, _ = self.table.begin_call(arrival, f"{len(self.truth):08x}", float(len(self.truth)))
+        direct = [CallKey(*parent) for parent in call.parents]
+        near = [self.by_server[parent] for parent in direct if parent in self.by_server]
+        self.by_server[key] = frozenset(direct).union(*near)
+        self.in_flight[key] = call
 
     def call(self, known: set[CallKey]) -> None:
         """Tag one call; ``known`` is what truly happened before it, and grows by it."""
@@ -66,6 +82,7 @@ class World:
             fork = wire.parse_parent(sent.get(wire.PARENT, ""))
             self.truth[key] = frozenset(known)
             self.inferred[key] = self.inference.arrive(key, fork)
+            self.arrive_at_server(key, fork)
         known.add(key)
 
     def answered(self, known: set[CallKey]) -> None:
@@ -73,6 +90,7 @@ class World:
         with self.lock:
             for key in known - set(self.inference.done):
                 self.inference.complete(key)
+                self.table.end_call(self.in_flight.pop(key), float(len(self.truth)))
 
 
 def run_sync(world: World, node: Node, known: set[CallKey]) -> None:
@@ -142,6 +160,8 @@ def check(world: World) -> None:
     for key, before in world.truth.items():
         missing = before - world.inferred[key]
         assert not missing, f"{key} comes after {sorted(missing)}, which was not inferred"
+        missing = before - world.by_server[key]
+        assert not missing, f"{key} comes after {sorted(missing)}, which the server missed"
 
 
 @pytest.fixture(autouse=True)
