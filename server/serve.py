@@ -129,7 +129,12 @@ class Server:
         self._model = model
         self._vllm_args = vllm_args
         self._pool = Pool(stagger_s=config.pool.stagger_s)
-        self._channel = ControlServer(f"ipc://{folder / 'channel'}", self._clock, self._fold)
+        self._channel = ControlServer(
+            f"ipc://{folder / 'channel'}",
+            self._clock,
+            self._fold,
+            engine_ids=[f"e{index}" for index in range(config.serve.replicas)],
+        )
         self._telling: set[asyncio.Task[None]] = set()
         self._signals: list[signal.Signals] = []
         self._signalled = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ from .replay import Target
 START_S_MAX = 300.0
 STOP_S_MAX = 30.0
 _POLL_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 class ServerError(RuntimeError):
@@ -38,6 +40,7 @@ def started(policies: Sequence[str], model: str, vllm_args: str) -> Iterator[lis
         ServerError: a server ended, or was not ready in time.
     """
     processes: list[subprocess.Popen[bytes]] = []
+    libc = ctypes.CDLL(None)
     try:
         targets = []
         for policy in policies:
@@ -45,7 +48,13 @@ def started(policies: Sequence[str], model: str, vllm_args: str) -> Iterator[lis
             command = [sys.executable, "-m", "autellix", "serve", model, "--policy", policy]
             command += ["--port", str(port), "--", *shlex.split(vllm_args)]
             environment = {**os.environ, "AUTELLIX_ENABLED": "0"}
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                # a bench that is killed takes its servers with it, and they their engines
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
             processes.append(process)
             url = f"http://127.0.0.1:{port}/v1"
             _wait(process, url, policy)
