@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
+from autellix.server.channel import CallReport
 from autellix.server.engine.build import make_request
 from autellix.server.engine.harness import Pipeline, WrongRun, build_pipeline
 from autellix.server.engine.scheduler import AutellixScheduler
@@ -26,6 +28,8 @@ class Fuzz:
     expected: list[tuple[str, int, int]] = field(default_factory=list)
     aborted: dict[str, int] = field(default_factory=dict)
     number: int = 0
+    books: dict[str, float] = field(default_factory=dict)  # service by the rule, kept apart
+    reports: list[CallReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -61,6 +65,45 @@ class Fuzz:
         self.pipeline.scheduler.defer_block_free = self.depth > 1 and rng.random() < 0.3
         self.pipeline.step_s = lambda output: 0.2 + 0.01 * output.total_num_scheduled_tokens
         self.pipeline.after_step = lambda pipeline: self.check()
+        self.keep_books()
+
+    def keep_books(self) -> None:
+        """Charge every call by the rule, in the plainest way, beside the scheduler.
+
+        The duration of a step is its output's time less the later of the output before it and its
+        own scheduling; each call in the batch is charged all of it, or its share by tokens.
+        """
+        scheduler, clock = self.pipeline.scheduler, self.pipeline.clock
+        scheduler.accounts.on_report = self.reports.append
+        schedule, update = scheduler.schedule, scheduler.update_from_output
+        begun_s: list[float] = []
+        last_s = 0.0
+
+        def scheduled(*args: Any) -> Any:
+            begun_s.append(clock.now_s())
+            return schedule(*args)
+
+        def updated(output: Any, model_output: Any) -> Any:
+            nonlocal last_s
+            seconds = clock.now_s() - max(last_s, begun_s.pop(0))
+            last_s = clock.now_s()
+            for name, tokens in output.num_scheduled_tokens.items():
+                if name in scheduler.requests:
+                    part = tokens / output.total_num_scheduled_tokens
+                    share = part if self.settings["charge"] == "share" else 1.0
+                    self.books[name] = self.books.get(name, 0.0) + seconds * share
+            return update(output, model_output)
+
+        scheduler.schedule, scheduler.update_from_output = scheduled, updated
+
+    def check_books(self) -> None:
+        """Every call was reported once, with the service that the books say."""
+        if sorted(r.request_id for r in self.reports) != sorted(name for name, *_ in self.expected):
+            raise WrongRun("a call was not reported exactly once")
+        for report in self.reports:
+            service_s = self.books.get(report.request_id, 0.0)
+            if abs(report.service_s - service_s) > 1e-6 * (1.0 + service_s):
+                raise WrongRun(f"{report.request_id}: {report.service_s} s, not {service_s} s")
 
     def arrive(self) -> None:
         """Add a call: of a known program, a new one, or none; some share a prefix."""
@@ -117,6 +160,7 @@ class Fuzz:
         self.pipeline.check_tokens(c for c in self.expected if c[0] not in self.aborted)
         if missing := {name for name, *_ in self.expected} - set(self.pipeline.finished):
             raise WrongRun(f"lost: {sorted(missing)}")
+        self.check_books()
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if free != scheduler.cache_config.num_gpu_blocks - 1:
             raise WrongRun(f"{free} blocks are free at the end")
