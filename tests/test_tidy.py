@@ -164,10 +164,10 @@ def test_no_error_is_swallowed_and_no_junk_drawer_exists():
 
 
 def test_examples_are_short():
-    """An example is read as a tutorial: at most 80 lines."""
+    """An example is read as a tutorial: at most 60 lines."""
     bad = [
         f"{name_of(p)} has {p.read_text().count(chr(10))} lines"
         for p in python_files("examples")
-        if p.name != "demo.py" and p.read_text().count("\n") > 80
+        if p.name != "demo.py" and p.read_text().count("\n") > 60
     ]
     assert not bad, "\n".join(bad)
