@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from tests.serve_process import ServeProcess, serving
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[1]
+
+# A shell starts its background jobs with SIGINT ignored, and children inherit that: the tests of
+# Ctrl-C would then press a dead key.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
