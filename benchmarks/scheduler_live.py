@@ -33,7 +33,7 @@ SHORT_AFTER_S = 1.5
 START_S_MAX = 240.0
 NEAR_TIE = 1e-3
 PR_SET_PDEATHSIG = 1
-PLAS = {"policy": "plas", "window_steps": 1}
+PLAS = {"policy": "plas"}  # the rest as shipped
 
 
 @dataclass
@@ -189,7 +189,10 @@ async def main() -> int:
     print(f"short programs: median {statistics.median(short):.2f} x stock (asked: ≤ 0.5)")
     print(f"total time:     median {statistics.median(total):.2f} x stock (asked: ≤ 1.15)")
     print(f"answers: {calls} calls, {len(gaps)} differ at a near-tie or worse, {len(wrong)} wrong")
-    passed = statistics.median(short) <= 0.5 and statistics.median(total) <= 1.15 and not wrong
+    for gap in gaps:
+        print(f"  first difference at a gap of {gap:.2g} between the two likeliest tokens")
+    passed = statistics.median(short) <= 0.5 and statistics.median(total) <= 1.15
+    passed = passed and not wrong and len(gaps) <= 0.01 * calls
     return 0 if passed else 1
 
 
