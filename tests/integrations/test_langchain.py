@@ -62,6 +62,7 @@ def test_inside_a_session_it_joins(steps, server: FakeServer):
     with autellix.session("outer") as outer:
         wrap(steps, name="inner").invoke("a")
     assert {call.session for call in server.calls} == {outer.id}
+    assert autellix.flush()  # or a late message would be taken for the next one
     server.clear()
     wrap(steps, name="inner").invoke("a")
     assert server.wait_event("PUT").body["name"] == "inner"

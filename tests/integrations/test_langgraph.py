@@ -187,6 +187,7 @@ def test_branches_and_sends_are_threads(model: ChatOpenAI, server: FakeServer):
     assert len(branches | {0}) == 3
     assert by_text["left"].parent == by_text["right"].parent == (0, 1)
 
+    assert autellix.flush()  # or a late message would be taken for the next one
     server.clear()
     graph = StateGraph(State)
     graph.add_node("split", node(model, "split"))
@@ -235,6 +236,7 @@ def test_an_error_and_a_recursion_limit_end_it_as_an_error(model: ChatOpenAI, se
         wrap(graph).invoke({"said": []})
     assert ends(server, *programs(server)) == ["error"]
 
+    assert autellix.flush()  # or a late message would be taken for the next one
     server.clear()
     loop = StateGraph(State).add_node("again", node(model, "again"))
     loop.add_edge(START, "again").add_conditional_edges("again", lambda _: "again", ["again"])
@@ -253,6 +255,7 @@ async def test_a_cancelled_run_and_a_time_out_say_so(model: ChatOpenAI, server: 
         await task
     assert ends(server, *programs(server)) == ["cancelled"]
 
+    assert autellix.flush()  # or a late message would be taken for the next one
     server.clear()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(wrap(chain(model, "slow")).ainvoke({"said": []}), 0.3)
