@@ -316,7 +316,9 @@ def run(policies: Sequence[str], children: Children) -> None:
             check(rows)
             results[policy] = places(rows)
             console.print(table_of(rows, policy))
-            left = get_json(f"{url}/autellix/v1/programs") or {}
+            left = get_json(f"{url}/autellix/v1/programs")
+            if not left:
+                raise DemoError("the server does not say what is open")
             still = sum(row["state"] != "ended" for row in left["programs"])
             say(f"  open sessions: {still}, calls in flight: {left['calls_in_flight']}")
     if len(results) > 1:

@@ -216,10 +216,8 @@ def test_ctrl_c_during_the_start_leaves_nothing(tiny_model: Path, tmp_path: Path
     server = ServeProcess(tmp_path / "log", str(tiny_model))
     try:
         wait_until(lambda: role in server.processes().values(), START_S_MAX, every_s=0.01)
-        status = server.stop(signal.SIGINT)
-        # Before any line of ours has run the status is Python's own: by the signal, or 1 from
-        # the import of its site module.
-        assert status == 130 or (role == "gateway" and status in (-signal.SIGINT, 1))
+        # The second is Python's own way, before any line of ours has run.
+        assert server.stop(signal.SIGINT) in (130, -signal.SIGINT)
         server.check_gone()
     finally:
         server.kill_everything()
