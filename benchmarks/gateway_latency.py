@@ -6,6 +6,8 @@ machine does is the same for both.
 
     python -m benchmarks.gateway_latency
     python -m benchmarks.gateway_latency --engine-url http://127.0.0.1:8001 --model smollm2
+    python -m benchmarks.gateway_latency --views    # two gateways in turn: with the book of calls
+                                                    # (receipts, explanations, metrics) and without
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +36,8 @@ from autellix.server.gateway.config import GatewayConfig
 from autellix.server.process_table import ProcessTable
 
 GATE_MS = 3.0
+VIEWS_SHARE_MAX = 1.02
+PAIRS = 50  # calls of each arm in one block; a block's ratio is of its medians
 
 
 class OneEngine:
@@ -93,13 +98,14 @@ def run_engine(path: str) -> None:
     uvloop.run(main())
 
 
-def run_gateway(address: types.EngineAddress, ready: Any) -> None:
+def run_gateway(address: types.EngineAddress, ready: Any, views: bool = True) -> None:
     """Serve the gateway on a free port until killed."""
+    without = {} if views else {"calls_remembered": 0, "receipts": "off"}
 
     async def main() -> None:
         clock = SystemClock()
         app = create_app(
-            config=GatewayConfig(),
+            config=GatewayConfig(**without),  # type: ignore[arg-type]
             table=ProcessTable(now_s=clock.now_s()),
             engines=OneEngine(address),
             place=lambda _call, engines: engines[0],
@@ -170,6 +176,49 @@ async def measure(
     return times
 
 
+async def measure_views(ports: Sequence[int], body: bytes, calls: int) -> list[list[float]]:
+    """Return the times of calls through each gateway, taken in turn, the order changing."""
+    arms = [await Asker.connect(types.EngineAddress(None, "127.0.0.1", port)) for port in ports]
+    times: list[list[float]] = [[] for _ in arms]
+    for number in range(calls + 20):
+        order = range(len(arms)) if number % 2 else reversed(range(len(arms)))
+        for arm in order:
+            headers = (
+                b"x-autellix-session: bench-%d\r\nx-autellix-thread: 0\r\nx-autellix-seq: %d\r\n"
+                b"x-autellix-call: call-%d\r\n" % (number // 10, number % 10, number)
+            )
+            took_s = await arms[arm].ask(body, headers)
+            if number >= 20:
+                times[arm].append(took_s)
+    for asker in arms:
+        asker.writer.close()
+    return times
+
+
+def show_views(times: Sequence[Sequence[float]], cpu_s: Sequence[float]) -> bool:
+    """Print what the views cost: the median, the median of the blocks' ratios, and CPU time."""
+    on, off = times
+    p50 = [statistics.median(arm) * 1e6 for arm in times]
+    ratios = [
+        statistics.median(on[start : start + PAIRS]) / statistics.median(off[start : start + PAIRS])
+        for start in range(0, len(on), PAIRS)
+    ]
+    ratio = statistics.median(ratios)
+    cpu_us = [seconds / len(on) * 1e6 for seconds in cpu_s]
+    print(
+        f"views on {p50[0]:.0f} us, off {p50[1]:.0f} us at p50, {p50[0] / p50[1]:.3f} x; blocks of "
+        f"{PAIRS}: {ratio:.3f} x (asked: {VIEWS_SHARE_MAX}); CPU of the gateway a call "
+        f"{cpu_us[0]:.0f} and {cpu_us[1]:.0f} us, {len(on)} calls each"
+    )
+    return ratio <= VIEWS_SHARE_MAX
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU time that a process has used, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def show(what: str, direct: list[float], relayed: list[float]) -> bool:
     """Print one line of figures; return whether the gate holds."""
     base_ms = statistics.median(direct) * 1000
@@ -190,6 +239,7 @@ def main() -> int:
     parser.add_argument("--model", default="m")
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=4)
+    parser.add_argument("--views", action="store_true", help="compare with and without the views")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     processes = []
@@ -200,8 +250,12 @@ def main() -> int:
         else:
             address = types.EngineAddress(str(Path(folder) / "engine.sock"), "", 0)
             processes.append(spawn.Process(target=run_engine, args=(address.uds,), daemon=True))
-        ready = spawn.Queue()
-        processes.append(spawn.Process(target=run_gateway, args=(address, ready), daemon=True))
+        ready, bare = spawn.Queue(), spawn.Queue()
+        gateways = [spawn.Process(target=run_gateway, args=(address, ready), daemon=True)]
+        if options.views:
+            without = (address, bare, False)
+            gateways.append(spawn.Process(target=run_gateway, args=without, daemon=True))
+        processes += gateways
         for process in processes:
             process.start()
         try:
@@ -213,6 +267,12 @@ def main() -> int:
                 {"model": options.model, "messages": [message], "max_tokens": options.max_tokens,
                  "temperature": 0}
             ).encode()  # fmt: skip
+            if options.views:
+                ports = (port, bare.get(timeout=60))
+                before = [cpu_of(process.pid or 0) for process in gateways]
+                times = uvloop.run(measure_views(ports, body, options.calls))
+                cpu_s = [cpu_of(p.pid or 0) - s for p, s in zip(gateways, before, strict=True)]
+                return 0 if show_views(times, cpu_s) else 1
             direct, relayed = uvloop.run(measure(address, port, body, options.calls))
         finally:
             for process in processes:

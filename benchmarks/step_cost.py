@@ -6,6 +6,8 @@ rounds' medians. An event is one add, abort, finish or promotion, with 1,000 and
 waiting; the figure is the median.
 
     python -m benchmarks.step_cost
+    python -m benchmarks.step_cost --policy adaptive   # which has no promotion
+    python -m benchmarks.step_cost --views   # what keeping each call's story for its report costs
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from autellix.server.engine.build import build_config, build_scheduler, make_req
 from autellix.server.engine.scheduler import AutellixScheduler
 
 RUNNING, STEPS, ROUNDS = 256, 60, 7
+CHURN, VIEW_ROUNDS = 16, 16
 PROMPT = range(1000, 1040)
 
 
-def scheduler_with(cls, waiting: int, *, running: int = RUNNING):
+def scheduler_with(cls, waiting: int, policy: str = "plas", *, running: int = RUNNING):
     """Return a scheduler with calls decoding and calls waiting, each of its own program."""
     config = build_config(
         kv_blocks=running * 64 + 64,
         slots=running,
         step_tokens=16384,
         async_scheduling=True,
-        policy_config={"policy": "plas"} if cls is AutellixScheduler else None,
+        policy_config={"policy": policy} if cls is AutellixScheduler else None,
         priority=cls is AutellixScheduler,
     )
     scheduler = build_scheduler(cls, config=config)
@@ -69,10 +72,10 @@ def step(scheduler) -> float:
     return middle - start + time.perf_counter() - ready
 
 
-def steps(waiting: int) -> None:
+def steps(policy: str, waiting: int) -> None:
     """Print the cost of a step of both schedulers."""
-    arms = {"stock": AsyncScheduler, "plas": AutellixScheduler}
-    schedulers = {name: scheduler_with(cls, waiting) for name, cls in arms.items()}
+    arms = {"stock": AsyncScheduler, policy: AutellixScheduler}
+    schedulers = {name: scheduler_with(cls, waiting, policy) for name, cls in arms.items()}
     medians: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(ROUNDS):
         for name, scheduler in schedulers.items():
@@ -81,16 +84,56 @@ def steps(waiting: int) -> None:
             medians[name].append(statistics.median(step(scheduler) for _ in range(STEPS)))
             gc.enable()
     stock, ours = (statistics.median(medians[name]) * 1e3 for name in arms)
-    ratio = statistics.median(b / a for a, b in zip(medians["stock"], medians["plas"], strict=True))
+    ratio = statistics.median(b / a for a, b in zip(medians["stock"], medians[policy], strict=True))
     limit = 1.10 if waiting == 0 else 1.15
     print(
-        f"step, {RUNNING} running, {waiting:6d} waiting: stock {stock:.2f} ms, plas {ours:.2f} ms, "
+        f"step, {RUNNING} running, {waiting:6d} waiting: stock {stock:.2f} ms, {policy} "
+        f"{ours:.2f} ms, "
         f"{ratio:.2f} x (asked: {limit:.2f}), {ours - stock:+.2f} ms (asked: 1.00)",
         flush=True,
     )
 
 
-def events(waiting: int) -> dict[str, float]:
+def views() -> None:
+    """Print the cost of a life of a call, and of a step, with and without the calls' stories.
+
+    Every call of the batch is replaced every ``CHURN`` steps, so that calls come, run, are demoted
+    and leave all the time, and reports are made for all of them.
+    """
+    arms = {"on": True, "off": False}
+    schedulers = {}
+    for name, keeps in arms.items():
+        scheduler = scheduler_with(AutellixScheduler, 0)
+        scheduler.accounts.keeps_events = keeps
+        scheduler.accounts.on_report = lambda _report: None
+        schedulers[name] = scheduler
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    number = RUNNING
+    for turn in range(VIEW_ROUNDS):
+        order = list(arms) if turn % 2 else list(arms)[::-1]
+        for name in order:
+            scheduler = schedulers[name]
+            gc.collect()
+            gc.disable()
+            start = time.perf_counter()
+            for _ in range(CHURN):
+                step(scheduler)
+            leaving = [r.request_id for r in scheduler.running]
+            scheduler.finish_requests(leaving, RequestStatus.FINISHED_STOPPED)
+            add(scheduler, number, RUNNING)
+            seconds[name].append(time.perf_counter() - start)
+            gc.enable()
+        number += RUNNING
+    ratio = statistics.median(on / off for on, off in zip(*seconds.values(), strict=True))
+    on, off = (statistics.median(seconds[name]) * 1e3 for name in arms)
+    print(
+        f"{CHURN} steps with {RUNNING} running, all replaced: stories on {on:.2f} ms, off "
+        f"{off:.2f} ms, {ratio:.3f} x (asked: 1.02), {VIEW_ROUNDS} rounds each",
+        flush=True,
+    )
+
+
+def events(policy: str, waiting: int) -> dict[str, float]:
     """Return the median seconds of each event with this many calls waiting."""
     clock = ManualClock()
     cls = type("Timed", (AutellixScheduler,), {"clock": clock})
@@ -98,7 +141,7 @@ def events(waiting: int) -> dict[str, float]:
         kv_blocks=4096,
         slots=8,
         async_scheduling=True,
-        policy_config={"policy": "plas", "beta": 4.0, "programs_max": 1_000_000},
+        policy_config={"policy": policy, "beta": 4.0, "programs_max": 1_000_000},
     )
     scheduler = build_scheduler(cls, config=config)
     add(scheduler, 0, 8)
@@ -109,7 +152,7 @@ def events(waiting: int) -> dict[str, float]:
         scheduler.add_request(
             make_request(f"c{number}", PROMPT, 900, session_id=f"p{number}", priority=1000)
         )
-    return {
+    seconds = {
         "add": timed(lambda n: add(scheduler, 10_000_000 + n, 1)),
         "abort": timed(
             lambda n: scheduler.finish_requests(f"c{50 + 7 * n}", RequestStatus.FINISHED_ABORTED)
@@ -120,8 +163,10 @@ def events(waiting: int) -> dict[str, float]:
             ),
             count=7,
         ),
-        "promotion": promotion(scheduler, clock),
     }
+    if policy != "adaptive":  # it has no levels to promote between
+        seconds["promotion"] = promotion(scheduler, clock)
+    return seconds
 
 
 def timed(event, count: int = 100) -> float:
@@ -158,11 +203,16 @@ def promotion(scheduler, clock: ManualClock) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--many", type=int, default=100_000)
+    parser.add_argument("--policy", choices=("mlfq", "plas", "atlas", "adaptive"), default="plas")
+    parser.add_argument("--views", action="store_true", help="only what the calls' stories cost")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    if arguments.views:
+        views()
+        return
     for waiting in (0, 10_000):
-        steps(waiting)
-    few, many = events(1_000), events(arguments.many)
+        steps(arguments.policy, waiting)
+    few, many = (events(arguments.policy, count) for count in (1_000, arguments.many))
     for name, seconds in few.items():
         print(
             f"{name}: {seconds * 1e6:.0f} us with 1,000 waiting, {many[name] * 1e6:.0f} us with "

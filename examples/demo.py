@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -38,6 +40,7 @@ AGENTS = {  # file → the framework in it; the last one starts when the others 
 }
 ENGINE_ARGS = ("--max-num-seqs", "2", "--max-model-len", "2048")  # two slots: so that calls queue
 API_KEY = "none"  # whose programs we ask for: the server shows everyone their own
+ADMIN_KEY = secrets.token_urlsafe(9)  # of the dashboard, for as long as the demo runs
 START_LIMIT_S = 300.0
 AGENTS_LIMIT_S = 240.0
 STOP_LIMIT_S = 20.0
@@ -152,10 +155,13 @@ def last_lines(path: Path, count: int) -> str:
 @contextlib.contextmanager
 def server(policy: str, children: Children) -> Iterator[str]:
     """Run `autellix serve` with one engine, and yield its URL once it is ready."""
-    port = free_port()
+    port, admin_port = free_port(), free_port()
+    digest = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
     log = LOGS / f"serve-{policy}.log"
     command = [str(Path(sys.executable).with_name("autellix")), "serve", "smollm2"]
-    command += ["--port", str(port), "--policy", policy, "--", *ENGINE_ARGS]
+    command += ["--port", str(port), "--policy", policy]
+    command += ["--admin-port", str(admin_port), "--admin-keys", f"demo:{digest}"]
+    command += ["--", *ENGINE_ARGS]
     say(f"· autellix serve smollm2 --policy {policy} -- {' '.join(ENGINE_ARGS)}")
     say(f"  starting one vLLM engine, about 30 s (log: {log.relative_to(HERE.parent)})")
     child = children.start(command, log, {"HF_HUB_OFFLINE": "1"})
@@ -168,6 +174,7 @@ def server(policy: str, children: Children) -> Iterator[str]:
 
     took_s = wait_for(is_ready, START_LIMIT_S, lambda s: f"still starting, {s:.0f} s", "the start")
     say(f"  ready after {took_s:.0f} s")
+    say(f"  watch it: http://127.0.0.1:{admin_port}/dashboard  key: {ADMIN_KEY}")
     try:
         yield url
     finally:
@@ -270,13 +277,16 @@ def table_of(rows: Sequence[dict[str, Any]], policy: str) -> Table:
 def measured(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return tokens, level, wait and service; a dash for what no engine has reported.
 
-    Where the engine reports nothing, the service is the time from a call's start to its end, queue
-    included, and is marked with a tilde.
+    Where the engine reports nothing, the tokens are what its answers say, and the service is the
+    time from a call's start to its end, queue included, and is marked with a tilde.
     """
+    tokens = str(row["output_tokens"]) if row["output_tokens"] else "-"
+    if row.get("calls_without_tokens") and row["output_tokens"]:
+        tokens = f"≥{tokens}"  # a streamed answer may not say
     if row["calls_by_wall_time"]:
-        return "-", "-", "-", f"~{row['service_s']:.1f}"
+        return tokens, "-", "-", f"~{row['service_s']:.1f}"
     level = "-" if row["level"] is None else str(row["level"])
-    return str(row["output_tokens"]), level, f"{row['wait_s']:.1f}", f"{row['service_s']:.1f}"
+    return tokens, level, f"{row['wait_s']:.1f}", f"{row['service_s']:.1f}"
 
 
 def comparison(results: dict[str, dict[str, Place]]) -> Table:

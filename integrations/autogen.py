@@ -12,8 +12,10 @@ no adapter.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from functools import wraps
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -28,10 +30,21 @@ from autogen_core import (
 
 import autellix
 from autellix.context import Scope, scope_var
+from autellix.program import SessionScope
 
 T = TypeVar("T")
 MESSAGES_MAX: Final = 100_000
+TOOLS_MAX: Final = 64  # in one request
 _MARK: Final = "_autellix_is_wrapped"
+
+_running: ContextVar[object] = ContextVar("autellix_autogen_running", default=None)
+
+
+class _Nothing:
+    """What a handler that answers nothing is taken to have answered, on the way to its asker."""
+
+
+_NOTHING: Final = _Nothing()
 
 
 class _Senders(DefaultInterventionHandler):
@@ -63,6 +76,10 @@ class _Senders(DefaultInterventionHandler):
         scope_var.set(self._scopes.pop(message_context.message_id, None))
         return message
 
+    async def on_response(self, message: Any, *, sender: AgentId, recipient: AgentId | None) -> Any:
+        """Hand a response on. No answer is a normal one; autogen-core would warn of a lost one."""
+        return _NOTHING if message is None else message
+
 
 class AutellixRuntime(SingleThreadedAgentRuntime):
     """A runtime to share between programs: each message is handled in its sender's session."""
@@ -73,11 +90,6 @@ class AutellixRuntime(SingleThreadedAgentRuntime):
         intervention_handlers: list[InterventionHandler] | None = None,
         **options: Any,
     ) -> None:
-        # A handler that answers nothing is normal; autogen-core suspects our handler, which hands
-        # on every response as it is, of having lost it.
-        warnings.filterwarnings(
-            "ignore", r"Intervention handler on_response returned None", RuntimeWarning
-        )
         self._senders = _Senders()
         handlers = [self._senders, *(intervention_handlers or ())]
         super().__init__(intervention_handlers=handlers, **options)
@@ -88,7 +100,8 @@ class AutellixRuntime(SingleThreadedAgentRuntime):
         """Send a message to one agent, with the sender's session."""
         message_id = message_id or str(uuid4())
         self._senders.note(message_id)
-        return await super().send_message(message, recipient, message_id=message_id, **options)
+        answer = await super().send_message(message, recipient, message_id=message_id, **options)
+        return None if answer is _NOTHING else answer
 
     async def publish_message(
         self, message: Any, topic_id: Any, *, message_id: str | None = None, **options: Any
@@ -99,7 +112,81 @@ class AutellixRuntime(SingleThreadedAgentRuntime):
         await super().publish_message(message, topic_id, message_id=message_id, **options)
 
 
-def wrap(obj: T, *, name: str | None = None, nested: str = "join") -> T:
+class _ToolWatch:
+    """Tells autellix when tools begin and end, as a run's own events say."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+
+    def note(self, item: Any) -> None:
+        """Look at what the run has just said: which tools it asks for, which have answered."""
+        kind, content = getattr(item, "type", None), getattr(item, "content", None)
+        if not isinstance(content, list):
+            return
+        if kind == "ToolCallRequestEvent":
+            for call in content[:TOOLS_MAX]:
+                scope = self._open[call.id] = autellix.tool(str(call.name)[:100])
+                scope.__enter__()
+        elif kind == "ToolCallExecutionEvent":
+            for result in content:
+                failed = RuntimeError() if result.is_error else None
+                self._end(self._open.pop(result.call_id, None), failed)
+
+    def close(self) -> None:
+        """End the wait for tools that never answered: the run is over."""
+        while self._open:
+            self._end(self._open.popitem()[1], RuntimeError())
+
+    def _end(self, scope: Any, error: Exception | None) -> None:
+        if scope is not None:
+            scope.__exit__(type(error) if error is not None else None, error, None)
+
+
+def _watched(plain: Any) -> Any:
+    """Return ``run_stream`` such that the tools it tells of are told to the server."""
+
+    @wraps(plain)
+    async def run_stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        watch, items = _ToolWatch(), plain(*args, **kwargs)
+        try:
+            async for item in items:
+                watch.note(item)
+                yield item
+        finally:
+            watch.close()
+            await items.aclose()
+
+    return run_stream
+
+
+def _run_of(obj: Any, program: SessionScope) -> Any:
+    """Return ``run`` as a program; the ``run_stream`` that a team's ``run`` calls is part of it."""
+    plain = obj.run
+
+    @wraps(plain)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        token = _running.set(obj)
+        try:
+            return await plain(*args, **kwargs)
+        finally:
+            _running.reset(token)
+
+    return program(run)
+
+
+def _stream_of(obj: Any, program: SessionScope) -> Any:
+    """Return ``run_stream`` as a program, or as part of the ``run`` of the same object."""
+    watched = _watched(obj.run_stream)
+    alone = program(watched)
+
+    @wraps(watched)
+    def run_stream(*args: Any, **kwargs: Any) -> Any:
+        return (watched if _running.get() is obj else alone)(*args, **kwargs)
+
+    return run_stream
+
+
+def wrap(obj: T, *, name: str | None = None, nested: str = "join", role: str | None = None) -> T:
     """Make each run of a team or an agent one program; or return the runtime class that carries.
 
     Args:
@@ -107,6 +194,10 @@ def wrap(obj: T, *, name: str | None = None, nested: str = "join") -> T:
             ``SingleThreadedAgentRuntime``, for which `AutellixRuntime` is returned.
         name: The program's name; by default the team's or agent's.
         nested: Inside another session: ``join`` it, or open a ``new`` one whose parent it is.
+        role: What its runs are for: ``interactive``, ``delegated`` or ``background``.
+
+    A team that is paused and resumed goes on as the program it was; one that is run again, after
+    its end or a stop, is a new program. Tools are told of by a team's runs and by ``run_stream``.
 
     Raises:
         TypeError: it is neither; a runtime that exists already cannot be changed.
@@ -120,10 +211,10 @@ def wrap(obj: T, *, name: str | None = None, nested: str = "join") -> T:
         raise TypeError(f"{type(obj).__name__} is no team, agent or runtime class")
     if not getattr(obj, _MARK, False):
         label = name or str(getattr(obj, "name", None) or type(obj).__name__)
-        for method in ("run", "run_stream"):
-            plain = getattr(obj, method)
-            setattr(obj, method, autellix.session(label, nested=nested)(plain))
-        setattr(obj, _MARK, True)
+        program = autellix.session(label, nested=nested, role=role)
+        run, run_stream = _run_of(obj, program), _stream_of(obj, program)
+        for method, made in (("run", run), ("run_stream", run_stream), (_MARK, True)):
+            setattr(obj, method, made)
     return obj
 
 

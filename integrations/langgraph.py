@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar
 from uuid import UUID, uuid4
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
@@ -31,6 +32,7 @@ CONVERSATIONS_MAX: Final = 10_000
 
 Nested = Literal["join", "new"]
 Resume = Literal["same", "new"]
+SessionPer = Literal["run", "conversation"]
 
 
 class _Conversations:
@@ -56,18 +58,19 @@ class _Conversations:
 
 
 class _ToolWatch(BaseCallbackHandler):
-    """Tells autellix when a tool begins and ends; runs where the tool runs."""
+    """Tells autellix when a tool of one run begins and ends; runs where the tool runs."""
 
     run_inline = True
 
     def __init__(self) -> None:
         self._open: dict[UUID, Any] = {}
+        self._is_over = False
 
     def on_tool_start(
         self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Begin the wait for a tool."""
-        if len(self._open) < OPEN_MAX:
+        if len(self._open) < OPEN_MAX and not self._is_over:
             scope = autellix.tool(str((serialized or {}).get("name") or "tool")[:100])
             scope.__enter__()
             self._open[run_id] = scope
@@ -79,6 +82,12 @@ class _ToolWatch(BaseCallbackHandler):
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """End it; the tool has failed."""
         self._close(run_id, error)
+
+    def close(self) -> None:
+        """End the wait for tools that were cancelled and told nobody: the run is over."""
+        self._is_over = True
+        for run_id in list(self._open):
+            self._close(run_id, RuntimeError())
 
     def _close(self, run_id: UUID, error: BaseException | None) -> None:
         scope = self._open.pop(run_id, None)
@@ -92,7 +101,9 @@ def wrap(
     name: str | None = None,
     nested: Nested = "join",
     resume: Resume = "same",
+    session_per: SessionPer = "run",
     tools: bool = True,
+    role: str | None = None,
 ) -> G:
     """Return ``graph`` such that each of its runs is one program.
 
@@ -103,14 +114,18 @@ def wrap(
         resume: A run that goes on after an interrupt (``Command(resume=…)`` or no input, with a
             ``thread_id``) is the ``same`` program as before, or a ``new`` one. The same one's
             service goes on counting; the server sees its calls as coming after the first end.
+        session_per: What a program is: a ``run``, or all runs of a ``conversation`` (a
+            ``thread_id``) in this process.
         tools: Whether to tell the server when tools begin and end.
+        role: What its runs are for: ``interactive``, ``delegated`` or ``background``.
 
     Wrapping a wrapped graph returns it unchanged.
     """
     if getattr(type(graph), "_autellix_is_wrapped", False):
         return graph
-    watch = _ToolWatch() if tools else None
-    kind = _subclass(type(graph), _Program(name or graph.get_name(), nested, resume, watch))
+    kind = _subclass(type(graph), _Program(
+        name or graph.get_name(), nested, resume, session_per, tools, role
+    ))  # fmt: skip
     # This is how Pregel copies itself.
     fields = {key: value for key, value in graph.__dict__.items() if key != "__orig_class__"}
     wrapped: G = kind(**fields)
@@ -123,23 +138,47 @@ wrap_graph = wrap
 class _Program:
     """How the runs of one graph become programs."""
 
-    def __init__(self, name: str, nested: Nested, resume: Resume, watch: _ToolWatch | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        nested: Nested,
+        resume: Resume,
+        session_per: SessionPer,
+        tools: bool,
+        role: str | None,
+    ) -> None:
         self._name = name
         self._nested = nested
         self._resume = resume
-        self._watch = watch
+        self._is_per_conversation = session_per == "conversation"
+        self._tools = tools
+        self._role = role
         self._conversations = _Conversations()
 
     def session_for(self, input: Any, config: Any, own_config: Any) -> Callable[[Any], Any]:
         """Return the session of a run, to be used as a decorator."""
         conversation = _conversation_of(config) or _conversation_of(own_config)
         goes_on = input is None or (isinstance(input, Command) and input.resume is not None)
-        id = self._conversations.id_for(conversation, goes_on and self._resume == "same")
-        return autellix.session(self._name, id=id, nested=self._nested, conversation=conversation)
+        is_same = self._is_per_conversation or (goes_on and self._resume == "same")
+        id = self._conversations.id_for(conversation, is_same)
+        return autellix.session(
+            self._name, id=id, nested=self._nested, conversation=conversation, role=self._role
+        )
 
-    def watched(self, config: Any) -> Any:
-        """Return the run's config with the tool watch in it."""
-        return config if self._watch is None else merge_configs(config, _callbacks(self._watch))
+    @contextmanager
+    def watched(self, config: Any) -> Iterator[Any]:
+        """Give the run's config with a tool watch in it: one, also in a graph inside another."""
+        # With the callbacks of the run around this one, or ours would take their place.
+        whole = ensure_config(config)
+        handlers = _handlers(whole.get("callbacks"))
+        if not self._tools or any(isinstance(handler, _ToolWatch) for handler in handlers):
+            yield config
+            return
+        watch = _ToolWatch()
+        try:
+            yield merge_configs(whole, _callbacks(watch))
+        finally:
+            watch.close()
 
 
 def _subclass(base: Any, program: _Program) -> Any:
@@ -154,7 +193,8 @@ def _subclass(base: Any, program: _Program) -> Any:
 
             @session
             def run() -> Iterator[Any]:
-                yield from begin(input, program.watched(config), **kwargs)
+                with program.watched(config) as whole:
+                    yield from begin(input, whole, **kwargs)
 
             chunks: Iterator[Any] = run()
             return chunks
@@ -165,12 +205,13 @@ def _subclass(base: Any, program: _Program) -> Any:
 
             @session
             async def run() -> AsyncIterator[Any]:
-                chunks = begin(input, program.watched(config), **kwargs)
-                try:
-                    async for chunk in chunks:
-                        yield chunk
-                finally:
-                    await chunks.aclose()
+                with program.watched(config) as whole:
+                    chunks = begin(input, whole, **kwargs)
+                    try:
+                        async for chunk in chunks:
+                            yield chunk
+                    finally:
+                        await chunks.aclose()
 
             chunks: AsyncIterator[Any] = run()
             return chunks
@@ -182,6 +223,12 @@ def _subclass(base: Any, program: _Program) -> Any:
 
 def _callbacks(handler: BaseCallbackHandler) -> Any:
     return {"callbacks": [handler]}
+
+
+def _handlers(callbacks: Any) -> list[Any]:
+    """Return the handlers in a config's callbacks: a list of them, a manager, or nothing."""
+    found: list[Any] = getattr(callbacks, "handlers", callbacks) or []
+    return found
 
 
 def _conversation_of(config: Any) -> str | None:

@@ -57,6 +57,11 @@ class Account(Protocol):
         """Attained service, seconds."""
         ...
 
+    @property
+    def own_s(self) -> float:
+        """The part of it that this gateway has charged; of a path, the whole of it."""
+        ...
+
     def begin(self, cost: Cost) -> None:
         """Note that a call begins; a retry shares ``cost.attempts`` with its earlier attempts."""
         ...
@@ -69,14 +74,24 @@ class Account(Protocol):
         """Begin with this much service, of an earlier life of the gateway."""
         ...
 
+    def note_elsewhere(self, service_s: float) -> None:
+        """Note what other gateways have charged by now: together, or the longest path."""
+        ...
+
 
 class SumAccount:
     """PLAS: the sum over all calls."""
 
-    __slots__ = ("service_s",)
+    __slots__ = ("_elsewhere_s", "own_s")
 
     def __init__(self) -> None:
-        self.service_s = 0.0
+        self.own_s = 0.0
+        self._elsewhere_s = 0.0
+
+    @property
+    def service_s(self) -> float:
+        """See `Account`."""
+        return self.own_s + self._elsewhere_s
 
     def begin(self, cost: Cost) -> None:
         """See `Account`; a sum does not care when a call began."""
@@ -84,11 +99,15 @@ class SumAccount:
     def change(self, cost: Cost, before_s: float) -> None:
         """See `Account`."""
         # rounding may leave less than nothing of a wall time that is taken back
-        self.service_s = max(0.0, self.service_s + cost.charged_s - before_s)
+        self.own_s = max(0.0, self.own_s + cost.charged_s - before_s)
 
     def restore(self, service_s: float) -> None:
         """See `Account`."""
-        self.service_s = service_s
+        self.own_s = service_s
+
+    def note_elsewhere(self, service_s: float) -> None:
+        """See `Account`."""
+        self._elsewhere_s = service_s
 
 
 class PathAccount:
@@ -109,6 +128,11 @@ class PathAccount:
             (self._path_s(cost, known_s) for cost in self._unsettled.values()),
             default=self._settled_s,
         )
+
+    @property
+    def own_s(self) -> float:
+        """See `Account`."""
+        return self.service_s
 
     def begin(self, cost: Cost) -> None:
         """See `Account`."""
@@ -133,6 +157,10 @@ class PathAccount:
     def restore(self, service_s: float) -> None:
         """See `Account`."""
         self._settled_s = service_s
+
+    def note_elsewhere(self, service_s: float) -> None:
+        """See `Account`; a path that goes on elsewhere is a path all the same."""
+        self._settled_s = max(self._settled_s, service_s)
 
     def _path_s(self, cost: Cost, known_s: dict[int, float]) -> float:
         path_s = known_s.get(id(cost))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _SEAL_HEX = 16
@@ -32,8 +33,11 @@ class CallTag(NamedTuple):
     arrival_ms: int  # when the program began; comparable between programs of one gateway only
 
 
+@lru_cache(maxsize=8192)
 def seal_program(program_id: str, key: bytes) -> str:
     """Return the session id that an engine with ``key`` will accept as this program.
+
+    Remembered, since a program makes many calls.
 
     Args:
         program_id: Lower-case hex, 8 to 40 digits.

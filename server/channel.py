@@ -10,18 +10,28 @@ Pure: this file moves no byte.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 CHANNEL_VERSION: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
+EVENTS_MAX: Final = 32  # of one call; 256 full reports are half of the longest message
 
 # The engine inherits these from whoever starts it; they are no constants of the model, so they must
 # not be in vLLM's additional config, which is part of its compile-cache key.
 ENV_ENDPOINT: Final = "AUTELLIX_CHANNEL_ENDPOINT"
 ENV_ENGINE_ID: Final = "AUTELLIX_ENGINE_ID"
 ENV_KEY: Final = "AUTELLIX_CHANNEL_KEY"  # hex; also the key of the program seal
+ENV_CURVE: Final = "AUTELLIX_CHANNEL_CURVE"  # the three keys of `ChannelCurve`, with spaces between
+
+
+class ChannelCurve(NamedTuple):
+    """CurveZMQ's keys of an engine whose channel crosses a network, each 40 characters of Z85."""
+
+    server_public: str
+    public: str
+    secret: str
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
@@ -41,8 +51,28 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
     block_tokens: int
 
 
+class CallEvent(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened to a call in the engine.
+
+    ``what`` is ``run`` (it begins to run, also again), ``preempt``, ``promote`` or ``demote``.
+
+    ``why`` of a preemption is ``room`` (running calls needed its blocks), ``waiting:LEVEL`` (a call
+    of this level took its place) or ``engine`` (vLLM's own choice, for want of blocks), with
+    ``+swap`` where its blocks were saved; of a run ``fresh``, ``hit`` (tokens found in the cache),
+    ``swap_in`` or ``recompute``.
+    """
+
+    at_s: float  # since the call came to the engine
+    what: str
+    level: int  # from then on
+    why: str = ""
+
+
 class CallReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call cost in this engine; sent once, when the call leaves the scheduler."""
+    """What one call cost in this engine; sent once, when the call leaves the scheduler.
+
+    The fields with defaults are of a later build than the others: an engine may leave them out.
+    """
 
     seq: int
     call_id: str | None  # None: the call carries no tag (a foreign client, a Responses call)
@@ -57,6 +87,11 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int
     output_tokens: int
     level: int
+    first_level: int = 0  # where it came in; 0: not said
+    promotions: int = 0
+    stay_s: float = 0.0  # from its coming to its leaving
+    events: tuple[CallEvent, ...] = ()  # the first EVENTS_MAX
+    events_dropped: int = 0
 
 
 class Accounting(msgspec.Struct, tag="accounting", frozen=True, kw_only=True):
@@ -64,6 +99,33 @@ class Accounting(msgspec.Struct, tag="accounting", frozen=True, kw_only=True):
 
     boot_id: str
     reports: tuple[CallReport, ...]
+
+
+class SwapFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has saved to host memory and brought back since its start."""
+
+    swap_outs: int
+    swap_ins: int
+    out_bytes: int
+    in_bytes: int
+    out_bytes_s: float | None  # the speed of late; None: not measured
+    in_bytes_s: float | None
+    pool_full: int
+    swap_failed: int
+
+
+class RoomFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the adaptive policy holds: programs whose KV is kept together, and those at the door.
+
+    Those at the door have no KV to lose here: an engine with room may take them over.
+    """
+
+    programs_inside: int
+    programs_at_door: int
+    inside_tokens: int
+    door_tokens: int
+    limit_tokens: int
+    pauses: int
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
@@ -86,6 +148,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
     preemptions: int
     level_waiting: tuple[int, ...]
     long_step_expected: bool = False
+    swap: SwapFigures | None = None  # nothing is swapped
+    room: RoomFigures | None = None  # of the adaptive policy
 
 
 class Bye(msgspec.Struct, tag="bye", frozen=True, kw_only=True):

@@ -36,7 +36,8 @@ def serve(argv: Sequence[str]) -> int:
 def _serve(argv: Sequence[str]) -> int:
     """Read the settings and run the server."""
     from .config import add_flags, load
-    from .serve import ServerConfig, run
+    from .serve import run
+    from .server_config import ServerConfig
 
     arguments, vllm_args = _split(argv)
     parser = argparse.ArgumentParser(
@@ -48,6 +49,9 @@ def _serve(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", help="a folder, a hub name, or as `autellix model` has")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    parser.add_argument(
+        "--check", action="store_true", help="start nothing: say what stands in the way, and why"
+    )
     add_flags(parser, ServerConfig)
     options = parser.parse_args(arguments)
     config = load(
@@ -56,6 +60,10 @@ def _serve(argv: Sequence[str]) -> int:
         environ=os.environ,
         flags=vars(options),
     )
+    if options.check:
+        from .checkup import main as check
+
+        return check(config, options.model, vllm_args)
     return run(config, options.model, vllm_args)
 
 

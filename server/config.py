@@ -62,14 +62,28 @@ class ServeConfig:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: a free one", minimum=0, maximum=65535)
     policy: Policy = setting("plas", "who goes first; see docs/operations.md")
-    replicas: int = setting(1, "engines to start on this machine", minimum=0, maximum=64)
+    balancer: str = setting("locality", "which engine gets a call; see docs/balancer.md")
+    replicas: int = setting(1, "engines to start", minimum=0, maximum=64)
+    launcher: typing.Literal["local", "ray"] = setting(
+        "local", "who starts the engines: this process, or a Ray cluster"
+    )
     engine_url: tuple[str, ...] = setting((), "http://HOST:PORT of engines that run elsewhere")
     engine_api_key: str = setting(
         "", "key of the engines that run elsewhere, if they want one", is_secret=True
     )
+    state: str = setting(
+        "",
+        "where sessions are remembered: a file, :memory:, redis://HOST:PORT/DB; empty: a file of "
+        "this address in the user's state folder",
+    )
+    keys: str = setting("", "file of API keys, tenant:sha256[:handicap_ms] a line")
+    tls_certificate: str = setting("", "file of the certificate chain, PEM; empty: no TLS")
+    tls_key: str = setting("", "file of the certificate's private key, PEM")
     log_level: typing.Literal["debug", "info", "warning", "error"] = setting(
         "info", "how much to say"
     )
+    log_format: typing.Literal["text", "json"] = setting("text", "how an event is written")
+    log_calls: bool = setting(False, "write a line for each call that is over")
     engine_log: bool = setting(False, "pass on what the engines print")
 
 
@@ -95,6 +109,8 @@ class PoolConfig:
     backoff_s_min: float = setting(1.0, "first wait before a restart", minimum=0.01)
     backoff_s_max: float = setting(30.0, "longest wait before a restart", minimum=0.01)
     stop_grace_s: float = setting(8.0, "time an engine has to end in good order", minimum=0)
+    ray_address: str = setting("auto", "of the Ray cluster, for --launcher ray")
+    ray_cpus: float = setting(1.0, "of the cluster's CPUs, for each engine", minimum=0)
     drain_s: float = setting(30.0, "time running calls have to end at a stop", minimum=0)
     kv_cache_gib: int = setting(1, "KV cache of an engine on the CPU, GiB", minimum=1)
     swap_mib: int = setting(
@@ -144,6 +160,18 @@ def load(
             if (value := flags.get(_dest(section, name))) is not None:
                 values[section][name] = value
     return config_type(**{name: _build(sections[name], name, values[name]) for name in sections})
+
+
+def checked(section_type: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of one section, given in Python, as `load` would check them.
+
+    Raises:
+        ConfigError: an unknown name, or a value that is not allowed.
+    """
+    items = {f.name: f for f in dataclasses.fields(section_type)}
+    _refuse_unknown("setting", values, items)
+    hints = _hints(section_type)
+    return {n: _checked(n, value, hints[n], items[n].metadata) for n, value in values.items()}
 
 
 def add_flags(parser: argparse.ArgumentParser, config_type: type) -> None:

@@ -10,6 +10,8 @@ Pure.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
@@ -20,6 +22,11 @@ from .program import Arrival
 
 VALUE_BYTES_MAX: Final = 256  # of a foreign id; our own are at most wire.VALUE_BYTES_MAX
 HANDICAP_MS_MAX: Final = 2**40
+
+#: What a role adds to a program's attained service: with the default levels a delegated program
+#: begins in the fifth of eight, one in the background in the last.
+ROLE_HANDICAP_MS: Final = {"interactive": 0, "delegated": 4_000, "background": 32_000}
+assert tuple(ROLE_HANDICAP_MS) == wire.ROLES
 
 #: Headers by which vLLM takes orders; a client's are read here and never reach an engine.
 ENGINE_HEADERS: Final = frozenset(
@@ -49,6 +56,8 @@ class Priority(NamedTuple):
 
 
 OWN: Final = "autellix"
+OPENER: Final = "content_opener"  # the last resort, and only if it is asked for
+OPENER_MESSAGES_MAX: Final = 16
 
 FAMILIES: Final[tuple[Family, ...]] = (
     Family("agentic_context", ("vllm_xargs.agentic_context.program_id",),
@@ -88,6 +97,15 @@ PRIORITIES: Final[tuple[Priority, ...]] = (
 )
 
 
+# By lower-case name, as the headers are.
+_SESSION, _THREAD, _PARENT, _PARENT_SESSION, _SEQ, _CALL, _NODE, _CONVERSATION, _CLIENT = (
+    name.lower()
+    for name in (
+        wire.SESSION, wire.THREAD, wire.PARENT, wire.PARENT_SESSION, wire.SEQ, wire.CALL,
+        wire.NODE, wire.CONVERSATION, wire.CLIENT,
+    )
+)  # fmt: skip
+
 # What most requests have nothing of is seen at a glance.
 _HEADER_NAMES: Final = frozenset(
     name for f in FAMILIES if f.source == "headers" for name in f.session
@@ -108,22 +126,25 @@ class Identity(NamedTuple):
     malformed: tuple[str, ...]  # names of headers that were ignored
 
 
-def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> Identity:
+def resolve(
+    headers: Mapping[str, str], body: Mapping[str, Any], scope: str, *, infer: bool = False
+) -> Identity:
     """Return who a call belongs to.
 
     Args:
         headers: By lower-case name.
         body: The decoded request, empty if it is no object.
         scope: Whose key the call came with.
+        infer: Take an untagged call for one of the conversation that begins as it does.
     """
     malformed: list[str] = []
-    handicap_ms = _handicap_ms(headers, body)
+    handicap_ms = _handicap_ms(headers, body) + _role_ms(headers, malformed)
     own = _own(headers, scope, malformed)
     if own.session is not None:
         return Identity(OWN, own, handicap_ms, tuple(malformed))
     untagged = Arrival(scope, attempt=own.attempt, client=own.client)
     if _HEADER_NAMES.isdisjoint(headers) and _BODY_ROOTS.isdisjoint(body):
-        return Identity(None, untagged, handicap_ms, tuple(malformed))
+        return _by_opener(untagged, body, handicap_ms, malformed, infer=infer)
     sources: dict[str, Mapping[str, Any]] = {
         "headers": headers, "body": _Body(body), "baggage": _baggage(headers.get("baggage", "")),
     }  # fmt: skip
@@ -138,7 +159,42 @@ def resolve(headers: Mapping[str, str], body: Mapping[str, Any], scope: str) -> 
         # a call id says nothing of the program: it is no mixing of families to keep it
         arrival = arrival._replace(client_call=own.client_call, attempt=own.attempt)
         return Identity(family.name, arrival, handicap_ms, tuple(malformed))
-    return Identity(None, untagged, handicap_ms, tuple(malformed))
+    return _by_opener(untagged, body, handicap_ms, malformed, infer=infer)
+
+
+def _by_opener(
+    untagged: Arrival,
+    body: Mapping[str, Any],
+    handicap_ms: int,
+    malformed: list[str],
+    *,
+    infer: bool,
+) -> Identity:
+    opener = opener_of(body) if infer else None
+    if opener is None:
+        return Identity(None, untagged, handicap_ms, tuple(malformed))
+    arrival = untagged._replace(session=f"opener:{opener}")
+    return Identity(OPENER, arrival, handicap_ms, tuple(malformed))
+
+
+def opener_of(body: Mapping[str, Any]) -> str | None:
+    """Return a hash of how a conversation begins: all up to its first user message.
+
+    An agent sends its whole conversation with each call, so what it begins with stays. Two runs
+    that begin alike have the same opener: whoever infers sessions from it takes them for one.
+    """
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, list):
+        return None
+    begin: list[Any] = [body.get("model"), body.get("system"), body.get("instructions")]
+    for message in messages[:OPENER_MESSAGES_MAX]:
+        begin.append(message)
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            text = json.dumps(begin, sort_keys=True, default=str)
+            return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return None
 
 
 def clean_body(body: dict[str, Any]) -> bool:
@@ -156,46 +212,55 @@ def clean_body(body: dict[str, Any]) -> bool:
 
 
 def _own(headers: Mapping[str, str], scope: str, malformed: list[str]) -> Arrival:
-    def identifier(name: str) -> str | None:
-        value = headers.get(name.lower())
-        if value is None or wire.is_valid_id(value):
-            return value
-        malformed.append(name)
-        return None
-
-    def number(name: str) -> int | None:
-        value = headers.get(name.lower())
-        parsed = wire.parse_number(value) if value is not None else None
-        if value is not None and parsed is None:
-            malformed.append(name)
-        return parsed
-
-    def text(name: str) -> str | None:
-        value = headers.get(name.lower())
-        if value is None or (len(value) <= wire.VALUE_BYTES_MAX and value.isprintable()
-                             and value.isascii()):  # fmt: skip
-            return value
-        malformed.append(name)
-        return None
-
-    parent_text = headers.get(wire.PARENT.lower())
-    parent = wire.parse_parent(parent_text) if parent_text is not None else None
-    if parent_text is not None and parent is None:
+    parent_text = headers.get(_PARENT)
+    parents = wire.parse_parents(parent_text) if parent_text is not None else ()
+    if parent_text is not None and not parents:
         malformed.append(wire.PARENT)
-    retries = wire.parse_number(headers.get("x-stainless-retry-count", "0"))
+    retries = headers.get("x-stainless-retry-count", "0")
     return Arrival(
         scope=scope,
-        session=identifier(wire.SESSION),
-        thread=number(wire.THREAD),
-        parent=parent,
-        parent_session=identifier(wire.PARENT_SESSION),
-        seq=number(wire.SEQ),
-        client_call=identifier(wire.CALL),
-        attempt=retries or 0,
-        node=text(wire.NODE),
-        conversation=identifier(wire.CONVERSATION),
-        client=text(wire.CLIENT),
+        session=_identifier(headers, wire.SESSION, _SESSION, malformed),
+        thread=_number(headers, wire.THREAD, _THREAD, malformed),
+        parent=parents[0] if parents else None,
+        follows=parents[1:],
+        parent_session=_identifier(headers, wire.PARENT_SESSION, _PARENT_SESSION, malformed),
+        seq=_number(headers, wire.SEQ, _SEQ, malformed),
+        client_call=_identifier(headers, wire.CALL, _CALL, malformed),
+        attempt=0 if retries == "0" else wire.parse_number(retries) or 0,
+        node=_text(headers, wire.NODE, _NODE, malformed),
+        conversation=_identifier(headers, wire.CONVERSATION, _CONVERSATION, malformed),
+        client=_text(headers, wire.CLIENT, _CLIENT, malformed),
     )
+
+
+def _identifier(
+    headers: Mapping[str, str], name: str, lower: str, malformed: list[str]
+) -> str | None:
+    value = headers.get(lower)
+    if value is None or wire.is_valid_id(value):
+        return value
+    malformed.append(name)
+    return None
+
+
+def _number(headers: Mapping[str, str], name: str, lower: str, malformed: list[str]) -> int | None:
+    value = headers.get(lower)
+    if value is None:
+        return None
+    parsed = wire.parse_number(value)
+    if parsed is None:
+        malformed.append(name)
+    return parsed
+
+
+def _text(headers: Mapping[str, str], name: str, lower: str, malformed: list[str]) -> str | None:
+    value = headers.get(lower)
+    if value is None or (
+        len(value) <= wire.VALUE_BYTES_MAX and value.isprintable() and value.isascii()
+    ):
+        return value
+    malformed.append(name)
+    return None
 
 
 def _foreign(family: Family, source: Mapping[str, Any], session: str, scope: str) -> Arrival:
@@ -224,6 +289,15 @@ def _baggage(text: str) -> dict[str, str]:
     """Return the members of a W3C baggage header, without their properties."""
     pairs = (member.partition(";")[0].partition("=") for member in text[:8192].split(","))
     return {name.strip(): unquote(value.strip()) for name, found, value in pairs if found}
+
+
+def _role_ms(headers: Mapping[str, str], malformed: list[str]) -> int:
+    role = headers.get(wire.ROLE.lower())
+    if role is None:
+        return 0
+    if role not in ROLE_HANDICAP_MS:
+        malformed.append(wire.ROLE)
+    return ROLE_HANDICAP_MS.get(role, 0)
 
 
 def _handicap_ms(headers: Mapping[str, str], body: Mapping[str, Any]) -> int:

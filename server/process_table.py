@@ -13,7 +13,6 @@ Pure: time is an argument.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -23,17 +22,16 @@ from autellix import wire
 
 from . import channel
 from .accounts import Account, PathAccount, SumAccount
-from .program import ENGINES_MAX, Arrival, Call, CallKey, Program
+from .changes import Changes
+from .leases import TOMBSTONE_S as TOMBSTONE_S
+from .leases import Leases
+from .program import ENGINES_MAX, Arrival, Call, CallKey, Program, Tokens
 from .program import program_id_of as program_id_of
 
 Accounting = Literal["plas", "atlas"]
 
 PROGRAMS_MAX: Final = 100_000
 CLOSED_CALLS_MAX: Final = 65_536
-TOMBSTONE_S: Final = 600.0
-ANONYMOUS_TOMBSTONE_S: Final = 60.0
-SILENT_MAX_S: Final = 86_400.0  # a heartbeat alone keeps a program no longer than this
-PAUSE_S: Final = 5.0  # a longer gap between two sweeps means that the gateway stood still
 SWEEP_MAX: Final = 256
 REPORTS_PER_CALL_MAX: Final = 512
 
@@ -59,21 +57,14 @@ class ProcessTable:
         self._programs_max = programs_max
         self._closed_max = closed_calls_max
         self._programs: dict[str, Program] = {}
-        self._silent: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # open, no call in flight, oldest first
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._leases = Leases(now_s, lease_s)
         self._calls: dict[str, Call] = {}
         self._open: dict[str, Call] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()  # ended calls, whose report may come
         self._loads: dict[str, int] = {}
-        self._due: list[tuple[float, int, Program]] = []  # one entry a program; see `sweep`
-        self._order = 0
-        self._swept_s = now_s
-        self._grace_until_s = now_s
+        self._unchecked: list[Program] = []
         self.last_report_s: float | None = None
-        self._changed: dict[str, None] = {}
-        self._over: dict[str, None] = {}
+        self.changes = Changes()
         self.counts: dict[str, int] = dict.fromkeys(
             ("programs_begun", "programs_evicted", "calls_begun", "calls_ended", "duplicate_calls",
              "reports", "reports_duplicate", "reports_unknown", "reports_foreign",
@@ -103,6 +94,10 @@ class ProcessTable:
         """
         newest = (p for p in reversed(self._programs.values()) if scope is None or p.scope == scope)
         return [p.view(now_s) for p in islice(newest, rows_max)][::-1]
+
+    def count_of(self, scope: str) -> int:
+        """Return how many programs there are of one scope."""
+        return sum(program.scope == scope for program in self._programs.values())
 
     def loads(self) -> dict[str, int]:
         """Return the calls in flight by engine id."""
@@ -165,11 +160,9 @@ class ProcessTable:
         program.last_call_s = now_s
         program.in_flight += 1
         self._calls[fresh_id] = self._open[fresh_id] = call
-        self._silent.pop(program.program_id, None)
-        self._tombstones.pop(program.program_id, None)
-        if program.expired:
-            program.expired = False
-        self._changed[program.program_id] = None
+        self._leases.fly(program)
+        program.expired = False
+        self.changes[program.program_id] = None
         return call, earlier if earlier is not None and not earlier.ended else None
 
     def dispatch(self, call: Call, engine_id: str) -> None:
@@ -177,6 +170,7 @@ class ProcessTable:
         assert not call.ended, f"call {call.call_id} has ended"
         if call.engine_id is not None:
             self._unload(call.engine_id)
+            call.program.forget_reports(call)
         program = call.program
         call.engine_id = program.home = engine_id
         self._loads[engine_id] = self._loads.get(engine_id, 0) + 1
@@ -219,7 +213,7 @@ class ProcessTable:
         """End a program; with calls in flight it drains first."""
         if program.ended_s is None:
             program.ended_s, program.end_reason = now_s, reason
-            self._changed[program.program_id] = None
+            self.changes[program.program_id] = None
         if not program.in_flight:
             self._bury(program, now_s)
 
@@ -265,15 +259,15 @@ class ProcessTable:
         program.levels[report.level] = program.levels.get(report.level, 0) + 1
         program.preemptions += report.preemptions
         program.swaps += report.swaps
-        program.prompt_tokens += report.prompt_tokens
-        program.hit_tokens += report.hit_tokens
-        program.output_tokens += report.output_tokens
-        self._changed[program.program_id] = None
+        program.note_tokens(
+            call, Tokens(report.prompt_tokens, report.hit_tokens, report.output_tokens)
+        )
+        self.changes[program.program_id] = None
         return True
 
     def has_due(self, now_s: float) -> bool:
         """Return whether `sweep` has work."""
-        return bool(self._due) and self._due[0][0] <= now_s
+        return self._leases.has_due(now_s)
 
     def sweep(self, now_s: float) -> list[str]:
         """Expire what is due, forget old tombstones; return programs that are over since last time.
@@ -284,40 +278,37 @@ class ProcessTable:
         After a standstill of the gateway nobody could renew a lease, so none runs out before half
         a lease has passed.
         """
-        if now_s - self._swept_s > PAUSE_S:
-            self._grace_until_s = now_s + self.lease_s / 2
-        self._swept_s = now_s
+        leases = self._leases
+        leases.note_sweep(now_s)
         for _ in range(SWEEP_MAX):
-            if not self.has_due(now_s):
+            if not leases.has_due(now_s):
                 break
-            _, _, program = heapq.heappop(self._due)
+            program = leases.pop_due()
             if self._programs.get(program.program_id) is not program:
                 continue  # evicted meanwhile
-            due_s = self._next_due_s(program)
+            due_s = leases.due_s(program)
             if due_s > now_s:
-                self._arm(program, due_s)
+                leases.arm(program, due_s)
             elif program.is_tombstone:
                 self._drop(program)
             elif program.in_flight:
-                self._arm(program, now_s + self.lease_s)
+                leases.arm(program, now_s + self.lease_s)
             else:
                 program.expired = True
                 self._bury(program, now_s)
-                self._arm(program, now_s + TOMBSTONE_S)
-        over = list(self._over)
-        self._over.clear()
-        return over
+                leases.arm(program, now_s + TOMBSTONE_S)
+        return leases.take_over()
 
     def take_changed(self, now_s: float) -> list[tuple[Program, float]]:
         """Return the programs that have changed since the last time this was asked.
 
-        With each comes its service, the wall time so far of its calls in flight included: that is
-        what is to be remembered if everything stops now.
+        With each comes the service that was charged here, the wall time so far of its calls in
+        flight included: that is what is to be remembered if everything stops now.
         """
         running_s: dict[str, float] = {}
         for call in self._open.values():
             program_id = call.program.program_id
-            self._changed[program_id] = None
+            self.changes[program_id] = None
             if not call.cost.reports:
                 so_far_s = max(0.0, now_s - call.begun_s)
                 known_s = running_s.get(program_id, 0.0)
@@ -325,16 +316,16 @@ class ProcessTable:
                     known_s + so_far_s if self.accounting == "plas" else max(known_s, so_far_s)
                 )
         changed = [
-            (program, program.account.service_s + running_s.get(program_id, 0.0))
-            for program_id in self._changed
+            (program, program.account.own_s + running_s.get(program_id, 0.0))
+            for program_id in self.changes
             if (program := self._programs.get(program_id)) is not None
         ]
-        self._changed.clear()
+        self.changes.clear()
         return changed
 
     def put_back(self, programs: Iterable[Program]) -> None:
         """Take programs as changed again, that could not be remembered."""
-        self._changed.update((program.program_id, None) for program in programs)
+        self.changes.update((program.program_id, None) for program in programs)
 
     def restore(self, program: Program, service_s: float, now_s: float) -> bool:
         """Take over a program of an earlier life of the gateway, with the service it had.
@@ -348,14 +339,25 @@ class ProcessTable:
         program.account.restore(service_s)
         self._programs[program.program_id] = program
         program.lease_until_s = now_s + self.lease_s
-        self._arm(program, program.lease_until_s)
-        (self._tombstones if program.is_tombstone else self._silent)[program.program_id] = None
+        self._leases.add(program)
         return True
 
-    def check_integrity(self) -> list[str]:
-        """Return what does not add up: an empty list, unless there is a mistake in this file."""
+    def renew_until(self, program: Program, until_s: float, now_s: float) -> None:
+        """Take over a lease that another gateway has renewed; it counts as no change here."""
+        if program.ended_s is None and until_s > max(now_s, program.lease_until_s):
+            program.lease_until_s = until_s
+            if not program.in_flight:
+                program.expired = False
+                self._leases.settle(program)
+
+    def check_integrity(self, *, programs_max: int | None = None) -> list[str]:
+        """Return what does not add up: an empty list, unless there is a mistake in the table.
+
+        Args:
+            programs_max: Look at so many programs only, others each time; all calls are looked at.
+        """
         wrong = []
-        open_calls = [c for c in self._calls.values() if not c.ended]
+        open_calls = [c for c in self._open.values() if not c.ended]
         loads: dict[str, int] = {}
         in_flight: dict[str, int] = {}
         for call in open_calls:
@@ -368,27 +370,35 @@ class ProcessTable:
             self._calls
         ):
             wrong.append(f"{self.in_flight} calls in flight, {len(open_calls)} not ended")
-        for program_id, program in self._programs.items():
+        for program in self._to_check(programs_max):
+            program_id = program.program_id
             if program.in_flight != in_flight.get(program_id, 0):
                 wrong.append(f"{program_id} counts {program.in_flight} calls in flight")
-            places = (program.in_flight > 0, program_id in self._silent,
-                      program_id in self._tombstones)  # fmt: skip
-            if sum(places) != 1:
-                wrong.append(f"{program_id} is in {places} of (in flight, silent, tombstones)")
-        if len(self._due) < len(self._programs):
-            wrong.append("a program has no lease")
+            if (misplaced := self._leases.check(program)) is not None:
+                wrong.append(misplaced)
+        if (unleased := self._leases.check_size(len(self._programs))) is not None:
+            wrong.append(unleased)
         return wrong
+
+    def _to_check(self, programs_max: int | None) -> list[Program]:
+        if programs_max is None:
+            return list(self._programs.values())
+        if not self._unchecked:
+            self._unchecked = list(self._programs.values())
+        some = self._unchecked[-programs_max:]
+        del self._unchecked[-programs_max:]
+        return [p for p in some if self._programs.get(p.program_id) is p]
 
     def _account(self) -> Account:
         return SumAccount() if self.accounting == "plas" else PathAccount()
 
     def _add(self, program_id: str, scope: str, session: str | None, now_s: float) -> Program:
         if len(self._programs) >= self._programs_max:
-            victims = self._tombstones or self._silent
-            if not victims:
+            victim = self._leases.victim()
+            if victim is None:
                 raise TableFull(f"{len(self._programs)} programs have calls in flight")
             self.counts["programs_evicted"] += 1
-            self._drop(self._programs[next(iter(victims))])
+            self._drop(self._programs[victim])
         program = Program(
             program_id=program_id,
             scope=scope,
@@ -400,9 +410,8 @@ class ProcessTable:
             last_call_s=now_s,
         )
         self._programs[program_id] = program
-        self._silent[program_id] = None
         self.counts["programs_begun"] += 1
-        self._arm(program, program.lease_until_s)
+        self._leases.add(program)
         return program
 
     def _begin(self, program: Program, arrival: Arrival, call_id: str, now_s: float) -> Call:
@@ -458,41 +467,15 @@ class ProcessTable:
             del self._loads[engine_id]
 
     def _touch(self, program: Program, now_s: float) -> None:
-        lease_s = program.ttl_s or self.lease_s
-        program.lease_until_s = min(now_s + lease_s, program.last_call_s + SILENT_MAX_S)
-        self._changed[program.program_id] = None
-        if program.in_flight:
-            return
-        if program.ended_s is not None:
-            self._bury(program, now_s)
-            return
-        program.expired = False
-        self._tombstones.pop(program.program_id, None)
-        self._silent[program.program_id] = None
-        self._silent.move_to_end(program.program_id)
+        self._leases.touch(program, now_s)
+        self.changes[program.program_id] = None
 
     def _bury(self, program: Program, now_s: float) -> None:
-        program_id = program.program_id
-        self._silent.pop(program_id, None)
-        keep_s = TOMBSTONE_S if program.session is not None else ANONYMOUS_TOMBSTONE_S
-        program.lease_until_s = now_s + keep_s
-        self._tombstones[program_id] = None
-        self._over[program_id] = None
-        self._changed[program_id] = None
-
-    def _next_due_s(self, program: Program) -> float:
-        if program.is_tombstone or program.in_flight:
-            return program.lease_until_s
-        return max(program.lease_until_s, self._grace_until_s)
-
-    def _arm(self, program: Program, due_s: float) -> None:
-        self._order += 1
-        heapq.heappush(self._due, (due_s, self._order, program))
+        self._leases.bury(program, now_s)
+        self.changes[program.program_id] = None
 
     def _drop(self, program: Program) -> None:
-        program_id = program.program_id
-        del self._programs[program_id]
+        del self._programs[program.program_id]
         program.recent.clear()  # else program and calls hold each other
-        self._silent.pop(program_id, None)
-        if self._tombstones.pop(program_id, 0) is not None:  # else it was told when it was buried
-            self._over[program_id] = None
+        self.changes.pop(program.program_id, None)  # without a journal nobody else clears them
+        self._leases.drop(program)

@@ -50,6 +50,7 @@ class Arrival(NamedTuple):
     thread: int | None = None
     thread_label: str | None = None  # for families whose threads have names
     parent: wire.ParentCall | None = None
+    follows: tuple[wire.ParentCall, ...] = ()  # what the thread comes after besides its fork
     parent_session: str | None = None
     seq: int | None = None
     client_call: str | None = None
@@ -66,6 +67,14 @@ def program_id_of(scope: str, session: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16, person=b"autellix-program").hexdigest()
 
 
+class Tokens(NamedTuple):
+    """What a call took."""
+
+    prompt_tokens: int
+    hit_tokens: int | None  # found in the engine's cache; None: nobody said
+    output_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One attempt of one LLM call."""
@@ -80,6 +89,7 @@ class Call:
     ended: bool = False
     superseded: bool = False  # a later attempt has taken its place
     cost: Cost = field(default_factory=Cost)
+    usage: Tokens | None = None  # by the answer itself, as long as no engine has reported
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +98,7 @@ class Thread:
 
     number: int
     parent: wire.ParentCall | None
+    follows: tuple[wire.ParentCall, ...] = ()
     calls_begun: int = 0
     calls_ended: int = 0
     next_seq: int = 0
@@ -138,6 +149,8 @@ class Program:
     tools: dict[str, str] = field(default_factory=dict)  # running now: id → name
     tools_run: int = 0
     recent: dict[str, Call] = field(default_factory=dict)
+    calls_counted: int = 0  # whose tokens are known, by a report or by the answer itself
+    is_counted: bool = False  # its end is in the metrics
 
     def state(self, now_s: float) -> ProgramState:
         """Return where the program is in its life."""
@@ -165,12 +178,20 @@ class Program:
             number = self._labelled(arrival.thread_label) if arrival.thread_label else 0
         thread = self.threads.get(number)
         if thread is None:
-            if len(self.threads) >= THREADS_MAX:
-                self._forget_a_thread()
-            thread = self.threads[number] = Thread(number, arrival.parent)
-        elif arrival.parent is not None and arrival.parent != thread.parent:
-            thread.parent = arrival.parent
+            thread = self._add_thread(number, arrival.parent, arrival.follows)
+        elif arrival.parent is not None and (arrival.parent, arrival.follows) != (
+            thread.parent,
+            thread.follows,
+        ):
+            thread.parent, thread.follows = arrival.parent, arrival.follows
             thread.moved = True
+        parent, follows = arrival.parent, arrival.follows
+        # A thread that has made no call yet is known by what is said of it here: where it was
+        # forked is the next point. (The main thread was forked nowhere.)
+        while parent and follows and not parent.seq and parent.thread not in (0, number):
+            if parent.thread not in self.threads:
+                self._add_thread(parent.thread, follows[0], ())
+            parent, follows = follows[0], follows[1:]
         return thread
 
     def parents_of_next(self, thread: Thread) -> tuple[CallKey, ...]:
@@ -188,18 +209,22 @@ class Program:
         return tuple(parents)
 
     def _known_at_fork(self, thread: Thread) -> list[CallKey]:
-        """Return the fork's call, and the completed ones below the parent, up to a made call."""
+        """Return the fork's call, and the completed ones below the parent, up to a made call.
+
+        The same for every other thread that this one follows.
+        """
         known: list[CallKey] = []
-        seen = {thread.number}
-        fork = thread.parent
-        while fork is not None and fork.thread not in seen:
-            seen.add(fork.thread)
-            known += (k for k in self._completed_below(fork.thread) if k.thread != thread.number)
-            if fork.seq > 0:
-                known.append(CallKey(fork.thread, fork.seq - 1))
-                break
-            parent = self.threads.get(fork.thread)
-            fork = parent.parent if parent is not None else None
+        for point in (thread.parent, *thread.follows):
+            seen, fork = {thread.number}, point
+            while fork is not None and fork.thread not in seen:
+                seen.add(fork.thread)
+                below = self._completed_below(fork.thread)
+                known += (k for k in below if k.thread != thread.number)
+                if fork.seq > 0:
+                    known.append(CallKey(fork.thread, fork.seq - 1))
+                    break
+                parent = self.threads.get(fork.thread)
+                fork = parent.parent if parent is not None else None
         return known
 
     def _completed_below(self, number: int) -> list[CallKey]:
@@ -224,6 +249,35 @@ class Program:
         self.recent[client_call] = call
         if len(self.recent) > RECENT_CALLS_MAX:
             del self.recent[next(iter(self.recent))]
+
+    def forget_reports(self, call: Call) -> None:
+        """Take back what an engine reported of a call that another one begins anew."""
+        if call.cost.reports:
+            before_s = call.cost.charged_s
+            call.cost.reports, call.cost.model_s = (), 0.0
+            self.calls_reported -= not call.superseded
+            self.account.change(call.cost, before_s)
+
+    def note_usage(self, call: Call, usage: Tokens) -> None:
+        """Count the tokens that an answer says it took, until its engine says more."""
+        if not call.cost.reports and call.usage is None:
+            self._count_tokens(usage, 1)
+            self.calls_counted += 1
+            call.usage = usage
+
+    def note_tokens(self, call: Call, tokens: Tokens) -> None:
+        """Count the tokens that an engine reports, in place of what the answer said."""
+        if call.usage is not None:
+            self._count_tokens(call.usage, -1)
+            call.usage = None
+        elif len(call.cost.reports) == 1:  # of several engine requests the first
+            self.calls_counted += 1
+        self._count_tokens(tokens, 1)
+
+    def _count_tokens(self, tokens: Tokens, sign: int) -> None:
+        self.prompt_tokens += sign * tokens.prompt_tokens
+        self.hit_tokens += sign * (tokens.hit_tokens or 0)
+        self.output_tokens += sign * tokens.output_tokens
 
     def note_tool(self, tool_id: str, name: str, *, begins: bool) -> None:
         """Note that a tool call of the agent begins or ends; an unknown end is no harm."""
@@ -259,6 +313,7 @@ class Program:
             "prompt_tokens": self.prompt_tokens,
             "hit_tokens": self.hit_tokens,
             "output_tokens": self.output_tokens,
+            "calls_without_tokens": max(0, self.calls_ended - self.calls_counted),
             "tools": self.tools_run,
             "tools_running": sorted(self.tools.values()),
             "home": self.home,
@@ -295,6 +350,14 @@ class Program:
                 return True
             thread = self.threads.get(thread.parent.thread)
         return False
+
+    def _add_thread(
+        self, number: int, parent: wire.ParentCall | None, follows: tuple[wire.ParentCall, ...]
+    ) -> Thread:
+        if len(self.threads) >= THREADS_MAX:
+            self._forget_a_thread()
+        thread = self.threads[number] = Thread(number, parent, follows)
+        return thread
 
     def _forget_a_thread(self) -> None:
         for number, thread in self.threads.items():

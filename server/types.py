@@ -40,6 +40,7 @@ class CallInfo(NamedTuple):
     prompt_tokens: int | None  # exact, if the client sent token ids
     home: str | None  # the engine of the program's latest call
     loads: Mapping[str, int]  # calls in flight by engine id; an engine without any may be missing
+    content: bytes = b""  # the request's body, for rules that compare what calls begin with
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,14 @@ ROOT = Path(__file__).parents[1]
 # Ctrl-C would then press a dead key.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)  # other environments run tests without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers a file's tests stay together, and all tests of real engines do."""
+    from tests.workers import LiveTogether
+
+    return LiveTogether(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -139,6 +139,19 @@ class ServeProcess:
             self.connection(timeout_s), method, path, data, {**fields, **(headers or {})}
         )
 
+    def admin_site(self) -> tuple[int, str]:
+        """Return the port of the admin site, and the key that the server made for it."""
+        found = re.search(r"admin site on http://[^:]+:(\d+), key in (\S+)", self.log.read_text())
+        assert found is not None
+        return int(found[1]), Path(found[2]).read_text().strip()
+
+    def admin_page(self, path: str) -> str:
+        """Return what the admin site has at ``path``."""
+        port, key = self.admin_site()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        headers = {"authorization": f"Bearer {key}"}
+        return exchange(connection, "GET", path, None, headers).body.decode()
+
     @contextlib.contextmanager
     def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         """Begin a streamed chat call; yields the open answer, its first byte read already."""
@@ -205,7 +218,7 @@ class ServeProcess:
             self.process.wait(5)
 
     def _find_port(self) -> int | None:
-        match = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log.read_text())
+        match = re.search(r"listening on https?://127\.0\.0\.1:(\d+)", self.log.read_text())
         return int(match[1]) if match else None
 
 

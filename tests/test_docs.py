@@ -95,6 +95,13 @@ def test_every_make_target_exists(document: Path):
     assert not bad, bad
 
 
+def test_every_phony_target_has_a_rule():
+    """The Makefile names no target that it cannot make."""
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    assert set(phony.split()) <= set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+
+
 def test_every_flag_of_serve_exists():
     """What documents give to ``autellix serve`` is in its help; after ``--`` it is vLLM's."""
     text = help_of("serve")

@@ -7,6 +7,7 @@ faults, where what the model says does not matter.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -52,13 +53,18 @@ def make_tiny_model(folder: Path = TINY_FOLDER, tokenizer: Path = TOKENIZER_SOUR
         bos_token_id=1,
         eos_token_id=2,
     )
-    # Made beside, then moved: a half-made model is never found.
-    making = folder.with_name(f"{folder.name}.making")
-    shutil.rmtree(making, ignore_errors=True)
+    # Made beside, then moved: a half-made model is never found, nor is one made twice at a time.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.making-"))
+    making.chmod(0o755)
     LlamaForCausalLM(config).save_pretrained(making)
     for name in _TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, making / name)
-    shutil.rmtree(folder, ignore_errors=True)
-    making.rename(folder)
+    try:
+        making.rename(folder)
+    except OSError:  # there is one, of another process or half a one of an old version
+        if not (folder / "model.safetensors").exists():
+            raise
+        shutil.rmtree(making)
     return folder

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autellix.server.lab import cost_model, gate, report, trace
-from autellix.server.lab.measure import Cell, Rule, run_cell
+from autellix.server.lab import cost_model, gate, report
+from autellix.server.lab.cells import run_cells
+from autellix.server.lab.measure import Cell, Rule
 from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.simulate_command import document
 
@@ -49,13 +50,15 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(RATES), action="append")
     parser.add_argument("--parts", default="single,offline,burst,sensitivity")
     parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--offline-programs", type=int, default=1000)
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = {"single": single, "offline": offline, "burst": burst, "sensitivity": sensitivity}
     for name in arguments.parts.split(","):
-        results = list(_run(parts[name](arguments), arguments.out / "cache"))
+        cells = list(parts[name](arguments))
+        results = list(_run(cells, arguments.out / "cache", arguments.jobs))
         (arguments.out / f"{name}.json").write_text(document(results))
         PRINT[name](results, arguments)
         if name in ("single", "burst"):
@@ -106,10 +109,9 @@ def sensitivity(arguments: argparse.Namespace) -> Iterator[Cell]:
                        rule=Rule().shortened(arguments.horizon))  # fmt: skip
 
 
-def _run(cells: Iterator[Cell], folder: Path) -> Iterator[dict[str, Any]]:
-    results = ResultCache(folder)
-    for cell in cells:
-        result = results.get(cell, lambda cell=cell: run_cell(cell, trace.load(cell.trace)))
+def _run(cells: list[Cell], folder: Path, jobs: int) -> Iterator[dict[str, Any]]:
+    ran = run_cells(cells, ResultCache(folder), jobs)
+    for cell, (result, _) in zip(cells, ran, strict=True):
         token = result["token_latency_s"]
         print(f"{cell.trace:14} {cell.arm:13} {cell.profile.name:28} rate {cell.rate_per_s:<5g} "
               f"seed {cell.seed} mean {token['mean']:.4f} p95 {token['p95']:.4f} "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 ToolCalls = list[tuple[str, dict[str, Any]]]
 Reply = dict[str, Any] | list[str]
+
+_numbers = itertools.count()  # agents refuse a tool call whose id they have seen
 
 
 def answer_to(path: str, body: dict[str, Any], text: str, tools: ToolCalls) -> Reply:
@@ -43,11 +46,11 @@ def _usage() -> dict[str, int]:
 def _tool_calls(tools: ToolCalls) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{index}",
+            "id": f"call_{next(_numbers)}",
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments)},
         }
-        for index, (name, arguments) in enumerate(tools)
+        for name, arguments in tools
     ]
 
 
@@ -91,9 +94,10 @@ def _chat_stream(model: str, text: str, tools: ToolCalls) -> list[str]:
 
 def _response(model: str, text: str, tools: ToolCalls) -> dict[str, Any]:
     output: list[dict[str, Any]] = [
-        {"type": "function_call", "id": f"fc_{i}", "call_id": f"call_{i}", "name": name,
+        {"type": "function_call", "id": f"fc_{(n := next(_numbers))}",
+         "call_id": f"call_{n}", "name": name,
          "arguments": json.dumps(arguments), "status": "completed"}
-        for i, (name, arguments) in enumerate(tools)
+        for name, arguments in tools
     ]  # fmt: skip
     if not tools:
         part = {"type": "output_text", "text": text, "annotations": []}

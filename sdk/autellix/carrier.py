@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import wire
 from .branches import Branch
 from .context import Scope, leave, scope_var
+from .decorate import Block
 from .errors import CarrierError
 from .runtime import get_runtime
 from .sessions import Session
@@ -21,33 +22,45 @@ if TYPE_CHECKING:
 ENV = "AUTELLIX_SESSION"
 
 
-def parse(text: str) -> tuple[str, int | None, int] | None:
-    """Return (id, thread or None, seq) of a carrier ``id[;thread[:seq]]``, or None.
+class Point(NamedTuple):
+    """What a carrier holds: a session, and where in it; nowhere if it does not say."""
 
-    >>> parse("run-7;3:12"), parse("run-7"), parse("no good")
-    (('run-7', 3, 12), ('run-7', None, 0), None)
+    id: str
+    parents: tuple[wire.ParentCall, ...] = ()
+    role: str | None = None
+
+
+def parse(text: str) -> Point | None:
+    """Return what a carrier ``id[;thread[:seq]]`` holds, or None if it is none.
+
+    >>> parse("run-7;3:12")
+    Point(id='run-7', parents=(ParentCall(thread=3, seq=12),), role=None)
+    >>> parse("run-7").parents, parse("run-7;3").parents, parse("no good")
+    ((), (ParentCall(thread=3, seq=0),), None)
     """
     id, _, point = text.partition(";")
     if not wire.is_valid_id(id):
         return None
     if not point:
-        return id, None, 0
-    thread, _, seq = point.partition(":")
-    number = wire.parse_number(thread)
-    count = wire.parse_number(seq) if seq else 0
-    return None if number is None or count is None else (id, number, count)
+        return Point(id)
+    parents = wire.parse_parents(point if ":" in point else f"{point}:0")
+    return Point(id, parents) if parents else None
 
 
-def adopt(runtime: Runtime, text: str, *, is_implicit: bool = True) -> Session | None:
+def adopt(runtime: Runtime, text: str) -> Session | None:
     """Return the session that ``text`` names, as a guest: this process will never end it."""
-    parsed = parse(text)
-    if parsed is None:
+    point = parse(text)
+    if point is None:
         runtime.warn("carrier", f"{ENV} is no carrier: {text[:80]!r}")
         return None
-    id, thread, seq = parsed
-    session = Session(runtime, id=id, is_implicit=is_implicit, is_adopted=True)
-    if thread is not None:
-        session.parent_call = wire.ParentCall(thread, seq)
+    return _guest(runtime, point, is_implicit=True)
+
+
+def _guest(runtime: Runtime, point: Point, *, is_implicit: bool) -> Session:
+    session = Session(
+        runtime, id=point.id, role=point.role, is_implicit=is_implicit, is_adopted=True
+    )
+    session.parent_calls = point.parents
     return session
 
 
@@ -59,23 +72,26 @@ def inject(carrier: MutableMapping[str, str], *, baggage: bool = False) -> None:
             copies of it get ``AUTELLIX_SESSION``; others get the headers of the wire protocol.
         baggage: Also write W3C baggage. It goes to *every* service downstream, so only if asked.
     """
-    found = get_runtime().find()
+    runtime = get_runtime()
+    found = None if runtime.is_off else runtime.find()
     if found is None:
         return
     session = found.session
     here = session.branch_here(found.scope)
     if carrier is os.environ or "PATH" in carrier:
-        carrier[ENV] = f"{session.id};{here.number}:{here.seq}"
+        carrier.update(session.env())
     else:
+        if session.role is not None:
+            carrier[wire.ROLE.lower()] = session.role
         carrier[wire.SESSION.lower()] = session.id
-        carrier[wire.PARENT.lower()] = f"{here.number}:{here.seq}"
+        carrier[wire.PARENT.lower()] = wire.join_parents(here.here())
     if baggage:
         item = f"autellix.session={session.id}"
         before = carrier.get("baggage")
         carrier["baggage"] = f"{before},{item}" if before else item
 
 
-class attach:
+class attach(Block["Session | None"]):
     """Run a block in the session that a carrier holds; an empty carrier means no session.
 
     Args:
@@ -94,16 +110,13 @@ class attach:
             scope_var.set(None)
             self._outer = outer
             return None
-        id, thread, seq = self._point
         runtime = get_runtime()
-        session = runtime.live.get(id)
+        session = runtime.live.get(self._point.id)
         branch: Branch | None = None
         if session is None:
-            text = id if thread is None else f"{id};{thread}:{seq}"
-            session = adopt(runtime, text, is_implicit=False)
-            assert session is not None, "a carrier that was read names a session"
-        elif thread is not None:
-            branch = session.find_branch(thread)
+            session = _guest(runtime, self._point, is_implicit=False)
+        elif self._point.parents:
+            branch = session.find_branch(self._point.parents[0].thread)
         scope_var.set(Scope(session, branch or session.root, outer, self))
         return session
 
@@ -118,26 +131,17 @@ class attach:
         elif scope_var.get() is None:
             scope_var.set(self._outer)
 
-    async def __aenter__(self) -> Session | None:
-        return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-
-def _read(carrier: Mapping[str, str]) -> tuple[str, int | None, int] | None:
+def _read(carrier: Mapping[str, str]) -> Point | None:
     lower = {str(key).lower(): value for key, value in carrier.items()}
     text = lower.get(ENV.lower())
+    role = lower.get(wire.ROLE.lower()) or lower.get("autellix_role")
+    role = role if role in wire.ROLES else None
     if text is not None:
         parsed = parse(text)
         if parsed is None:
             raise CarrierError(f"{ENV}={text[:80]!r}: expected id[;thread[:seq]]")
-        return parsed
+        return parsed._replace(role=role)
     id = lower.get(wire.SESSION.lower())
     if id is None:
         for item in lower.get("baggage", "").split(","):
@@ -150,8 +154,8 @@ def _read(carrier: Mapping[str, str]) -> tuple[str, int | None, int] | None:
         raise CarrierError(f"session {id[:80]!r} has characters that no header may carry")
     parent = lower.get(wire.PARENT.lower())
     if parent is None:
-        return id, None, 0
-    point = wire.parse_parent(parent)
-    if point is None:
-        raise CarrierError(f"parent {parent[:80]!r}: expected thread:seq")
-    return id, point.thread, point.seq
+        return Point(id, role=role)
+    parents = wire.parse_parents(parent)
+    if not parents:
+        raise CarrierError(f"parent {parent[:80]!r}: expected thread:seq, or several with commas")
+    return Point(id, parents, role)

@@ -13,6 +13,7 @@ usage: autellix COMMAND [arguments]
 
   run [--base-url URL] PROGRAM.py [arguments]   run a program with every call tagged
   doctor [--json]                               check what a call carries, and the server
+  doctor --server [MODEL] [settings]            check what a server here needs: serve --check
   --version                                     print the version
 """
 
@@ -31,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command == "run":
         return _run(arguments)
+    if command == "doctor" and "--server" in arguments:
+        arguments.remove("--server")
+        return _server_command("serve", ["--check", *arguments])
     if command == "doctor":
         from .checkup import main as doctor_main
 

@@ -46,6 +46,8 @@ def init(
     patch: Iterable[str] | None = None,
     lifecycle: bool | None = None,
     timeout: float | None = None,
+    dialect: str | None = None,
+    role: str | None = None,
 ) -> Client:
     """Put settings in force; importing ``autellix`` alone uses the environment. Idempotent.
 
@@ -61,6 +63,8 @@ def init(
         patch: Which hooks to put in place, of ``openai`` and ``httpx``.
         lifecycle: Whether start, heartbeat and end are sent.
         timeout: Seconds for each of these messages.
+        dialect: ``autellix``; or ``dynamo``: NVIDIA Dynamo's headers are sent instead of ours.
+        role: What the sessions of this process are for unless they say it themselves.
 
     Raises:
         ConfigError: A setting cannot be meant.
@@ -76,11 +80,13 @@ def init(
         "patch": None if patch is None else _texts(patch),
         "lifecycle": lifecycle,
         "timeout_s": timeout,
+        "dialect": dialect,
+        "role": role,
     }
     config = runtime.config._replace(**{k: v for k, v in changes.items() if v is not None})
     if not from_environment().enabled:
         config = config._replace(enabled=False)
-    check(config)
+    config = check(config)
     narrower = not config.threads or set(config.patch) != set(HOOKS)
     if narrower or not config.enabled:
         arming.disarm()

@@ -11,8 +11,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from . import wire
 from .errors import ConfigError
 
+DIALECTS: Final = ("autellix", "dynamo")
 SCOPES: Final = ("auto", "process", "explicit")
 HOOKS: Final = ("openai", "httpx")
 TIMEOUT_S: Final = 2.0
@@ -41,6 +43,8 @@ class Config(NamedTuple):
     patch: tuple[str, ...] = HOOKS
     lifecycle: bool = True
     timeout_s: float = TIMEOUT_S
+    dialect: str = "autellix"
+    role: str | None = None
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Config:
@@ -50,23 +54,31 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
     """
     env = os.environ if environ is None else environ
     scope = env.get("AUTELLIX_SCOPE", "auto").lower()
+    dialect = env.get("AUTELLIX_DIALECT", "autellix").lower()
+    role = env.get("AUTELLIX_ROLE", "").lower()
     return Config(
         base_url=env.get("AUTELLIX_BASE_URL") or None,
-        api_key=env.get("AUTELLIX_API_KEY") or None,
+        api_key=env.get("AUTELLIX_API_KEY", "").strip() or None,
         enabled=env.get("AUTELLIX_ENABLED", "1").strip().lower() not in _FALSE,
         scope=scope if scope in SCOPES else "auto",
         origins=tuple(o.strip() for o in env.get("AUTELLIX_ORIGINS", "").split(",") if o.strip()),
+        dialect=dialect if dialect in DIALECTS else "autellix",
+        role=role if role in wire.ROLES else None,
     )
 
 
 def check(config: Config) -> Config:
-    """Return ``config`` unchanged.
+    """Return ``config``, its API key without the newline that a key file ends with.
 
     Raises:
         ConfigError: A field cannot be meant; it is named with what is allowed.
     """
     if config.scope not in SCOPES:
         raise ConfigError(f"scope={config.scope!r}: allowed are {', '.join(SCOPES)}")
+    if config.dialect not in DIALECTS:
+        raise ConfigError(f"dialect={config.dialect!r}: allowed are {', '.join(DIALECTS)}")
+    if config.role is not None and config.role not in wire.ROLES:
+        raise ConfigError(f"role={config.role!r}: allowed are {', '.join(wire.ROLES)}")
     for hook in config.patch:
         if hook not in HOOKS:
             raise ConfigError(f"patch={hook!r}: allowed are {', '.join(HOOKS)}")
@@ -75,7 +87,7 @@ def check(config: Config) -> Config:
     for url in (config.base_url, *config.origins):
         if url is not None and url != "*" and origin_of(url) is None:
             raise ConfigError(f"{url!r} is no URL such as http://host:8000")
-    return config
+    return config._replace(api_key=(config.api_key or "").strip() or None)
 
 
 def origin_of(url: str) -> Origin | None:
@@ -121,16 +133,20 @@ class Origins:
             named.append(origin_of(config.base_url))
         self._named = frozenset(o for o in named if o is not None)
         self._local_too = config.base_url is None
-        self._known: dict[tuple[str, str, int], bool] = {}
+        self.known: dict[tuple[str, str, int | None], Origin | None] = {}
 
-    def allow(self, scheme: str, host: str, port: int | None) -> bool:
-        """Return whether a request there may carry tags; ``port`` None means the scheme's own."""
-        key = (scheme, host, port or 0)
-        known = self._known.get(key)
-        if known is None:
-            known = self._decide(Origin(scheme, host.lower(), port or default_port(scheme)))
-            if len(self._known) < ORIGINS_MAX:
-                self._known[key] = known
+    def allow(self, scheme: str, host: str, port: int | None) -> Origin | None:
+        """Return the origin if a request there may carry tags, else None.
+
+        ``port`` None means the scheme's own.
+        """
+        key = (scheme, host, port)
+        if key in self.known:
+            return self.known[key]
+        origin = Origin(scheme, host.lower(), port or default_port(scheme))
+        known = origin if self._decide(origin) else None
+        if len(self.known) < ORIGINS_MAX:
+            self.known[key] = known
         return known
 
     def _decide(self, origin: Origin) -> bool:

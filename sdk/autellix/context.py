@@ -6,6 +6,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from .branches import Branch
     from .sessions import Session
 
@@ -21,6 +23,16 @@ class Scope(NamedTuple):
 
 
 scope_var: ContextVar[Scope | None] = ContextVar("autellix_scope", default=None)
+
+
+def entry_here(entries: Container[object]) -> object | None:
+    """Return the innermost of ``entries`` that this context holds, or None."""
+    scope = scope_var.get()
+    while scope is not None:
+        if scope.entry is not None and scope.entry in entries:
+            return scope.entry
+        scope = scope.outer
+    return None
 
 
 def leave(entry: object) -> bool:

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import weakref
 from functools import wraps
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from . import wire
-from .config import Origin, default_port
 from .runtime import get_runtime
 
 if TYPE_CHECKING:
     from .runtime import Runtime
 
 MARK = "__autellix_original__"
-_NAMES = {
-    name: (name.encode(), name.lower().encode())
-    for name in (*wire.REQUEST_HEADERS, wire.VLLM_SESSION)
-}
+_key_of = itemgetter(1)
 _keeps_list: dict[Any, bool] = {}  # two classes at most: of httpx and of httpx2
 
 
@@ -35,50 +32,55 @@ def tag_request(
 
     A header that the user set stays. May raise; the callers catch.
     """
-    url = request.url
-    if not wire.is_call_path(url.path):
+    # On the path of every call: the usual answers are looked up here, only the others by a call.
+    url, headers = request.url, request.headers
+    target = url.raw_path
+    if not (target.endswith(wire.CALL_TARGETS) or wire.is_call_target(target)):
         return
-    headers = request.headers
-    if wire.SESSION in headers:
+    entries = headers._list if _keeps_list.get(type(headers)) else list_of(headers)
+    present = names_in(headers) if entries is None else set(map(_key_of, entries))
+    is_new = present.isdisjoint(wire.TAG_KEYS)  # of all that we may add, none is there
+    if not is_new and runtime.mark in present:
         return
-    scheme, host, port = url.scheme, url.host, url.port
-    if not runtime.origins.allow(scheme, host, port):
+    place = (url.scheme, url.host, url.port)
+    origin = runtime.origins.known.get(place) or runtime.origins.allow(*place)
+    if origin is None:
         runtime.count("foreign")
-        runtime.warn("foreign", f"{host} gets no tags: it is not a configured server", "info")
+        runtime.warn("foreign", f"{url.host} gets no tags: it is not a configured server", "info")
         return
-    origin = Origin(scheme, host, port or default_port(scheme))
     if hook == "httpx" and runtime.last_untagged() is request:
         return  # the first net has looked at it already
-    tags = runtime.tag(origin, call_id, hook, headers, is_retry=is_retry)
+    tags = runtime.tag(origin, call_id, hook, headers, is_retry=is_retry, request=request)
     if tags is None:
         runtime.last_untagged = weakref.ref(request)
         return
-    put(headers, tags)
-
-
-def put(headers: Any, tags: list[tuple[str, str]]) -> None:
-    """Add ``tags`` to the headers of an httpx or httpx2 request; what is there already stays."""
-    kind = type(headers)
-    keeps_list = _keeps_list.get(kind)
-    if keeps_list is None:
-        keeps_list = _keeps_list[kind] = _does_keep_list(kind)
-    if keeps_list:
-        entries = headers._list
-        present = {key for _, key, _ in entries}
-        for name, value in tags:
-            raw, key = _NAMES[name]
-            if key not in present:
-                entries.append((raw, key, value.encode("ascii")))
+    if not is_new:
+        tags = [tag for tag in tags if tag[1] not in present]
+    if entries is not None:
+        entries += tags
         return
-    for name, value in tags:
-        if name not in headers:
-            headers[name] = value
+    for name, _, value in tags:
+        headers[name.decode()] = value.decode()
+
+
+def names_in(headers: Any) -> set[bytes]:
+    """Return the lower-case names of headers."""
+    return {name.lower().encode() for name in headers}
+
+
+def list_of(headers: Any) -> list[wire.Tag] | None:
+    """Return the list that these headers are kept in, if that is how their class keeps them."""
+    kind = type(headers)
+    known = _keeps_list.get(kind)
+    if known is None:
+        known = _keeps_list[kind] = _does_keep_list(kind)
+    return headers._list if known else None
 
 
 def _does_keep_list(kind: Any) -> bool:
     """Return whether this class keeps its headers as (name, lower-case name, value) in a list.
 
-    Setting a header by the public way costs a scan of all of them; there are eight to set. The
+    Setting a header by the public way costs a scan of all of them; there are six to set. The
     short way is taken only if this class, tried on one header, is built as expected.
     """
     try:
@@ -136,6 +138,10 @@ def _tag_safely(request: Any, hook: str) -> None:
     if runtime.is_off:
         return
     try:
+        headers = request.headers
+        entries = headers._list if _keeps_list.get(type(headers)) else None
+        if entries and entries[-1][1] == runtime.mark:
+            return  # the first net has put it there, as the last one
         tag_request(runtime, request, None, hook)
     except Exception as error:  # noqa: BLE001 - nothing of ours may fail a user's call
         runtime.note_error(f"{hook} hook", error)

@@ -16,10 +16,14 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import wire
 from .config import Origin
+from .dialects import final_request
+from .frameworks import framework_here
 from .sessions import METADATA_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class Message(NamedTuple):
     body: dict[str, Any] | None
     authorization: str | None
     session_id: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class Peer:
@@ -111,6 +116,13 @@ class Lifecycle:
                     continue
                 peer.open.pop(session.id, None)
                 authorization = self._authorization(session, origin)
+                if self._runtime.is_dynamo:
+                    last = final_request(session)
+                    if last is not None:
+                        path, body, headers = last
+                        message = Message("POST", path, body, authorization, None, headers)
+                        self._queue(peer, message)
+                    continue
                 path = f"{wire.API_PREFIX}/sessions/{session.id}?reason={reason}"
                 self._queue(peer, Message("DELETE", path, None, authorization, session.id))
 
@@ -130,7 +142,7 @@ class Lifecycle:
         with self._wake:
             while self._busy or any(p.pending and not p.is_silent for p in self._peers.values()):
                 left = deadline - time.monotonic()
-                if left <= 0 or (self._worker is None and not self._start()):
+                if left <= 0 or not self._runs():
                     return False
                 self._wake.notify_all()
                 self._wake.wait(min(left, 0.05))
@@ -164,8 +176,13 @@ class Lifecycle:
         if conversation is not None and not wire.is_valid_id(conversation):
             conversation = None
         metadata = session.metadata or None
-        if metadata and len(json.dumps(metadata, default=str).encode()) > METADATA_BYTES_MAX:
-            self._runtime.warn("metadata", f"metadata above {METADATA_BYTES_MAX} bytes is not sent")
+        try:
+            size = len(json.dumps(metadata, default=str).encode())
+            why = f"is above {METADATA_BYTES_MAX} bytes" if size > METADATA_BYTES_MAX else ""
+        except Exception as error:  # noqa: BLE001 - a key or a str() of the user's, in the call path
+            why = f"is no JSON ({error!r})"
+        if why:
+            self._runtime.warn("metadata", f"metadata {why} and is not sent")
             metadata = None
         said = {
             "pid": os.getpid(),
@@ -174,6 +191,7 @@ class Lifecycle:
             "conversation": conversation,
             "ttl_s": session.ttl_s,
             "metadata": metadata,
+            "framework": framework_here(),
         }
         return {key: value for key, value in said.items() if value is not None}
 
@@ -193,12 +211,16 @@ class Lifecycle:
             peer.pending.popleft()
             self.dropped += 1
         peer.pending.append(message)
-        if self._worker is None and not self._start():
+        if not self._runs():
             return
         # At work it looks again by itself, and before the retry there is nothing to do: waking it
         # for every message would make the caller share the interpreter with it.
         if not self._busy and peer.retry_at_s <= time.monotonic():
             self._wake.notify_all()
+
+    def _runs(self) -> bool:
+        """Return whether the thread runs; starts one if there is none, or it died."""
+        return (self._worker is not None and self._worker.is_alive()) or self._start()
 
     def _start(self) -> bool:
         """Start the thread, outside every session; returns whether one runs."""
@@ -241,10 +263,13 @@ class Lifecycle:
                     peer = self._next_peer()
                 message = peer.pending[0] if peer.pending else None
                 self._busy = True
-            if message is not None:
-                self._deliver(peer, message)
-            else:
-                self._beat(peer)
+            try:
+                if message is not None:
+                    self._deliver(peer, message)
+                else:
+                    self._beat(peer)
+            except Exception as error:  # noqa: BLE001 - one bad message must not end all others
+                self._give_up(peer, message, error)
 
     def _next_peer(self) -> Peer | None:
         now = time.monotonic()
@@ -259,6 +284,18 @@ class Lifecycle:
                 peer.pending.popleft()
             if message.method == "PUT":
                 self._take_lease(peer, reply)
+
+    def _give_up(self, peer: Peer, message: Message | None, error: Exception) -> None:
+        """Drop ``message``, or put off the heartbeat, which cannot be sent for ``error``."""
+        self._runtime.count("errors")
+        what = f"{message.method} {message.path}" if message is not None else "a heartbeat"
+        self._runtime.warn("message", f"{what} cannot be sent and is dropped: {error!r}")
+        with self._wake:
+            if message is not None and peer.pending and peer.pending[0] is message:
+                peer.pending.popleft()
+            self.dropped += 1
+            peer.beat_at_s = time.monotonic() + peer.lease_s / 3
+        self._close(peer)
 
     def _beat(self, peer: Peer) -> None:
         """Renew the lease of every open session there, and start again those it has forgotten."""
@@ -319,6 +356,7 @@ class Lifecycle:
 
         timeout_s = self._runtime.config.timeout_s
         headers = {"Content-Type": "application/json", "User-Agent": "autellix-python"}
+        headers.update(message.headers)
         if message.authorization:
             headers["Authorization"] = message.authorization
         body = None if message.body is None else json.dumps(message.body, default=str).encode()
@@ -364,9 +402,9 @@ class Lifecycle:
         )
 
     def _close(self, peer: Peer) -> None:
-        if peer.connection is not None:
-            peer.connection.close()
-            peer.connection = None
+        connection, peer.connection = peer.connection, None
+        if connection is not None:
+            connection.close()
 
 
 def _start(id: str, body: dict[str, Any], authorization: str | None) -> Message:

@@ -1,4 +1,4 @@
-"""The label of a call: an explicit one, or the LangGraph node that makes it."""
+"""Where the running code is in a LangGraph: the label of a call, and its place in a subgraph."""
 
 from __future__ import annotations
 
@@ -6,28 +6,48 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import wire
+from .spaces import Place
 
 if TYPE_CHECKING:
     from .context import Scope
+
+
+LANGCHAIN = "langchain_core.runnables.config"
 
 
 def node_here(scope: Scope | None) -> str | None:
     """Return the percent-encoded label of the running code, or None if it has none."""
     if scope is not None and scope.node is not None:
         return encode(scope.node)
-    config: Any = sys.modules.get("langchain_core.runnables.config")
+    metadata = _metadata_here()
+    if metadata is None:
+        return None
+    node = metadata["langgraph_node"]
+    space = metadata.get("langgraph_checkpoint_ns") or node
+    step = metadata.get("langgraph_step")
+    return encode(f"{space}|{step}") or encode(f"{node}|{step}")
+
+
+def place_here() -> Place | None:
+    """Return where in a subgraph the running code is, or None if it is in none."""
+    metadata = _metadata_here()
+    if metadata is None:
+        return None
+    space, _, _ = str(metadata.get("langgraph_checkpoint_ns") or "").rpartition("|")
+    step = metadata.get("langgraph_step")
+    return Place(space, step) if space and isinstance(step, int) else None
+
+
+def _metadata_here() -> dict[str, Any] | None:
+    """Return what LangGraph says of the node that runs here, if one does."""
+    config: Any = sys.modules.get(LANGCHAIN)
     variable = getattr(config, "var_child_runnable_config", None)
     if variable is None:
         return None
     metadata = (variable.get() or {}).get("metadata")
-    if not isinstance(metadata, dict):
+    if not isinstance(metadata, dict) or metadata.get("langgraph_node") is None:
         return None
-    node = metadata.get("langgraph_node")
-    if node is None:
-        return None
-    space = metadata.get("langgraph_checkpoint_ns") or node
-    step = metadata.get("langgraph_step")
-    return encode(f"{space}|{step}") or encode(f"{node}|{step}")
+    return metadata
 
 
 def encode(label: str) -> str | None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import builtins
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
-from .branches import Branch
-from .context import Scope, leave, scope_var
-from .decorate import F, decorate
+from . import wire
+from .branches import Branch, current_owner
+from .context import Scope, entry_here, leave, scope_var
+from .decorate import Block, F, Within, decorate
 from .runtime import get_runtime
 from .sessions import Session, new_id
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
 
+    from .runtime import Runtime
+
     P = ParamSpec("P")
 
 T = TypeVar("T")
+NESTED: Final = ("join", "new")
 
 
 def _reason(kind: type[BaseException] | None) -> str:
@@ -29,7 +34,50 @@ def _reason(kind: type[BaseException] | None) -> str:
     return "cancelled" if name in ("CancelledError", "KeyboardInterrupt") else "error"
 
 
-class SessionScope:
+def _options(**given: Any) -> dict[str, Any]:
+    """Return what was given; a role that no server would know is complained of and left out."""
+    role = given["role"]
+    if role is not None and role not in wire.ROLES:
+        allowed = ", ".join(wire.ROLES)
+        get_runtime().warn("role", f"role={role!r} is ignored: allowed are {allowed}")
+        given["role"] = None
+    return {key: value for key, value in given.items() if value is not None}
+
+
+class Entries:
+    """What a block has entered and not left yet; tasks and threads may share the block."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, Session | None] = {}
+        self._silent: list[None] = []
+
+    def add(self, entry: object, session: Session | None = None) -> None:
+        """Note an entry that is in the scope, with the session that it opened."""
+        self._held[entry] = session
+
+    def add_silent(self) -> None:
+        """Note an entry that changed nothing."""
+        self._silent.append(None)
+
+    def is_around(self) -> bool:
+        """Return whether this context is inside the block."""
+        return entry_here(self._held) is not None
+
+    def take(self) -> tuple[object, Session | None]:
+        """Return the entry to undo, and its session: this context's own, if it holds one."""
+        entry = entry_here(self._held)
+        if entry is not None:
+            return entry, self._held.pop(entry, None)
+        try:
+            if self._silent:
+                self._silent.pop()
+                return None, None
+            return self._held.popitem()  # entered in a context that is gone
+        except (IndexError, KeyError):  # another thread was quicker, or it was never entered
+            return None, None
+
+
+class SessionScope(Block[Session]):
     """A block that is one run of an agent: ``with``, ``async with``, or a decorator.
 
     As a decorator it opens a session of its own for each run of the function.
@@ -39,7 +87,7 @@ class SessionScope:
         self._name = name
         self._nested = nested
         self._options = options
-        self._opened: list[tuple[object, Session | None]] = []
+        self._entries = Entries()
 
     def __call__(self, fn: F, /) -> F:
         """Return ``fn`` such that each run of it is a session."""
@@ -54,11 +102,17 @@ class SessionScope:
         if parent is not None and (parent.is_implicit or parent.state == "ended"):
             parent = None
         if parent is not None and self._nested == "join":
-            self._opened.append((object(), None))
+            if outer is not None and self._entries.is_around():
+                # Entered again inside itself: this exit must not be taken for the outer one's.
+                entry = object()
+                self._entries.add(entry)
+                scope_var.set(outer._replace(outer=outer, entry=entry))
+            else:
+                self._entries.add_silent()
             return parent
         session = runtime.new_session(self._name, parent=parent, **self._options)
         entry = object()
-        self._opened.append((entry, session))
+        self._entries.add(entry, session)
         scope_var.set(Scope(session, session.root, outer, entry))
         return session
 
@@ -68,33 +122,11 @@ class SessionScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._opened:
-            return
-        entry, session = self._take()
-        leave(entry)
+        entry, session = self._entries.take()
+        if entry is not None:
+            leave(entry)
         if session is not None:
             session.end(_reason(kind))
-
-    async def __aenter__(self) -> Session:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def _take(self) -> tuple[object, Session | None]:
-        """Return the entry to undo: this context's own, if tasks share the block."""
-        scope = scope_var.get()
-        while scope is not None:
-            for index, (entry, _) in enumerate(self._opened):
-                if scope.entry is entry:
-                    return self._opened.pop(index)
-            scope = scope.outer
-        return self._opened.pop()
 
 
 @overload
@@ -108,6 +140,7 @@ def session(
     conversation: str | None = None,
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
+    role: str | None = None,
 ) -> SessionScope: ...
 def session(
     name: Any = None,
@@ -117,6 +150,7 @@ def session(
     conversation: str | None = None,
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
+    role: str | None = None,
 ) -> Any:
     """Make a block, or a function, one run of an agent.
 
@@ -127,9 +161,14 @@ def session(
         conversation: The conversation that this run belongs to, if there are many per user.
         ttl: Seconds without a call after which the server may forget it.
         metadata: Anything worth showing, at most 2 KiB as JSON.
+        role: What it is for: ``interactive``, ``delegated`` (by another agent) or ``background``;
+            the server serves the latter two later, never sooner. By default the outer session's.
     """
-    options = {"id": id, "conversation": conversation, "ttl": ttl, "metadata": metadata}
-    options = {key: value for key, value in options.items() if value is not None}
+    options = _options(id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role)
+    if nested not in NESTED:
+        allowed = " and ".join(NESTED)
+        get_runtime().warn("nested", f"nested={nested!r} is taken for join: allowed are {allowed}")
+        nested = "join"
     if callable(name):
         return SessionScope(None, nested, options)(name)
     return SessionScope(name, nested, options)
@@ -142,38 +181,69 @@ def start_session(
     conversation: str | None = None,
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
+    role: str | None = None,
 ) -> Session:
     """Open a session without a block: for notebooks, callbacks, servers.
 
     Until it ends, it is also where calls outside every context belong, as long as it is the only
-    one of its kind. Starting again under the same name or id returns the one that is open.
+    one of its kind. Starting again under the same id returns the one that is open; so does the same
+    name in the same context, or in another cell of a notebook. Other requests get their own.
     """
     runtime = get_runtime()
+    here, is_top_level = _handles_here(runtime), _is_top_level()
     for handle in list(runtime.handles.values()):
         if handle.state == "open" and handle.is_own:
-            if id is not None and handle.id == id:
+            if id is not None and handle.id == str(id):
                 return handle
-            if id is None and handle.name == name:
+            mine = handle in here or (is_top_level and handle.is_top_level)
+            if id is None and mine and handle.name == (None if name is None else str(name)):
                 return handle
-    options = {"id": id, "conversation": conversation, "ttl": ttl, "metadata": metadata}
-    options = {key: value for key, value in options.items() if value is not None}
+    options = _options(id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role)
     opened = runtime.new_session(name, **options)
+    opened.is_top_level = is_top_level
     runtime.add_handle(opened)
     scope_var.set(Scope(opened, opened.root, scope_var.get(), opened))
     return opened
 
 
 def end_session(session: Session | None = None, *, reason: str | None = None) -> None:
-    """End ``session``, or the one that ``start_session`` opened here; never anybody else's."""
+    """End ``session``, or the one that ``start_session`` opened here; never anybody else's.
+
+    Outside every context it is the only one of ``start_session``, where lost calls belong too; if
+    there are several, none.
+    """
     runtime = get_runtime()
     if session is None:
+        here, handles = _handles_here(runtime), list(runtime.handles.values())
         scope = scope_var.get()
-        session = runtime.handles.get(scope.session.id) if scope is not None else None
-        if session is None and runtime.handles:
-            session = list(runtime.handles.values())[-1]
+        if here:
+            session = here[0]
+        elif len(handles) == 1 and (scope is None or scope.session.is_implicit):
+            session = handles[0]
     if session is not None:
         session.end(reason)
         leave(session)
+
+
+def _handles_here(runtime: Runtime) -> list[Session]:
+    """Return the open handles that this context is in, the innermost first."""
+    found, scope = [], scope_var.get()
+    while scope is not None:
+        if runtime.handles.get(scope.session.id) is scope.session:
+            found.append(scope.session)
+        scope = scope.outer
+    return found
+
+
+def _is_top_level() -> bool:
+    """Return whether the main thread is here, in no task or job that others may be beside.
+
+    A cell of a notebook counts, whose kernel may run each in a task and context of its own.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        return False
+    return main in current_owner() or hasattr(builtins, "__IPYTHON__")
 
 
 class ThreadInfo(NamedTuple):
@@ -185,13 +255,13 @@ class ThreadInfo(NamedTuple):
     calls: int  # made so far
 
 
-class ThreadScope:
+class ThreadScope(Block["ThreadInfo | None"]):
     """A block that is one logical thread of the session it runs in; also a decorator."""
 
     def __init__(self, name: str | None, parents: Sequence[ThreadInfo | int] | None) -> None:
         self._name = name
         self._parents = tuple(parents) if parents else ()
-        self._entries: list[object] = []
+        self._entries = Entries()
 
     def __call__(self, fn: F, /) -> F:
         """Return ``fn`` such that each run of it is on this thread."""
@@ -200,17 +270,22 @@ class ThreadScope:
 
     def __enter__(self) -> ThreadInfo | None:
         found = get_runtime().find()
-        entry = object()
-        self._entries.append(entry)
         if found is None:
+            self._entries.add_silent()
             return None
         session, outer = found.session, found.scope
-        parent = session.branch_here(outer)
-        for given in self._parents[:1]:
-            number = given if isinstance(given, int) else given.number
-            parent = session.find_branch(number) or parent
-        branch = session.named_branch(self._name, parent)
+        follows: list[tuple[int, int]] = []
+        parent = None
+        for given in self._parents:
+            number, calls = (given, 0) if isinstance(given, int) else (given.number, given.calls)
+            live = session.find_branch(number)
+            follows += live.here() if live is not None else [(number, calls)] if calls else []
+            parent = parent or live
+        parent = parent or session.branch_here(outer)
+        branch = session.named_branch(self._name, parent, follows)
         node = self._name or (outer.node if outer is not None else None)
+        entry = object()
+        self._entries.add(entry)
         scope_var.set(Scope(session, branch, scope_var.get(), entry, node))
         return _info(branch)
 
@@ -220,19 +295,9 @@ class ThreadScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._entries:
-            leave(self._entries.pop())
-
-    async def __aenter__(self) -> ThreadInfo | None:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+        entry, _ = self._entries.take()
+        if entry is not None:
+            leave(entry)
 
 
 @overload
@@ -246,14 +311,14 @@ def thread(name: Any = None, *, parents: Sequence[ThreadInfo | int] | None = Non
 
     Args:
         name: A label, also sent as the node of its calls. The same name is the same thread.
-        parents: The threads it follows; the first one is sent as its parent.
+        parents: The threads it follows, at most 16; by default the one it is entered from.
     """
     if callable(name):
         return ThreadScope(None, parents)(name)
     return ThreadScope(name, parents)
 
 
-class ToolScope:
+class ToolScope(Block[None]):
     """A block in which the program waits for a tool; tells the server so, off the call path."""
 
     def __init__(self, name: str) -> None:
@@ -267,7 +332,7 @@ class ToolScope:
     def __enter__(self) -> None:
         runtime = get_runtime()
         found = None if runtime.is_off or not runtime.config.lifecycle else runtime.find()
-        if found is None:
+        if found is None or runtime.is_dynamo:  # Dynamo knows no such message
             return
         number = found.session.branch_here(found.scope).number
         state = (found.session, number, new_id(), time.monotonic())
@@ -282,17 +347,6 @@ class ToolScope:
     ) -> None:
         if self._open:
             self._send("end", self._open.pop(), ok=kind is None)
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
 
     def _send(
         self, event: str, state: tuple[Session, int, str, float], ok: bool | None = None
@@ -321,33 +375,8 @@ def propagate(fn: Callable[P, T], /) -> Callable[P, T]:
     found = get_runtime().find()
     if found is None:
         return fn
-    session = found.session
-    captured = Scope(session, session.branch_here(found.scope))
-
-    @wraps(fn)
-    def carried(*args: P.args, **kwargs: P.kwargs) -> T:
-        before = scope_var.get()
-        scope_var.set(captured._replace(outer=before))
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            scope_var.set(before)
-
-    import inspect
-
-    if not inspect.iscoroutinefunction(fn):
-        return carried
-
-    @wraps(fn)
-    async def carried_async(*args: Any, **kwargs: Any) -> Any:
-        before = scope_var.get()
-        scope_var.set(captured._replace(outer=before))
-        try:
-            return await fn(*args, **kwargs)
-        finally:
-            scope_var.set(before)
-
-    return carried_async  # type: ignore[return-value]  # a coroutine function, like fn
+    captured = Scope(found.session, found.session.branch_here(found.scope))
+    return decorate(fn, lambda: Within(captured))
 
 
 def current_session() -> Session | None:
@@ -363,9 +392,9 @@ def current_thread() -> ThreadInfo | None:
 
 def headers(session: Session | None = None) -> dict[str, str]:
     """Return the headers of one call, for a client without a hook; empty without a session."""
-    found_session = session
+    found_session, runtime = session, get_runtime()
     if found_session is None:
-        found = get_runtime().find()
+        found = None if runtime.is_off else runtime.find()
         found_session = found.session if found is not None else None
     return {} if found_session is None else found_session.headers()
 

@@ -9,20 +9,19 @@ import os
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from . import __version__, wire
-from .branches import Branch
+from . import wire
 from .config import Config, Origin, Origins, from_environment
 from .context import Scope, scope_var
-from .node import node_here
-from .sessions import Session, new_id
+from .dialects import DYNAMO, note_request
+from .sessions import Counters, Session, new_id
+from .tags import tags_of
 
 HANDLES_MAX: Final = 1024
-_CLIENTS: Final = {
-    source: f"python/{__version__};src={source}" for source in ("ctx", "process", "single", "late")
-}
+ENDED_MAX: Final = 1024
 
 
 class Status(NamedTuple):
@@ -53,15 +52,14 @@ class Runtime:
     """One life of the SDK in one process, from arming to ``uninstall``."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self.origins = Origins(config)
-        self.counts: dict[str, int] = {}
+        self.counts: defaultdict[str, int] = defaultdict(int)
         self.hooks: dict[str, str] = {}
         self.live: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self.handles: dict[str, Session] = {}  # of start_session, until they end
+        self._ended: dict[str, Counters] = {}  # of sessions whose id the user gave
         self.process: Session | None = None
         self.saw_explicit = False
-        self.is_off = not config.enabled
+        self.configure(config)
         self.last_untagged: Callable[[], Any] = _nothing
         self._lock = threading.Lock()
         self._lifecycle: Any = None
@@ -74,6 +72,9 @@ class Runtime:
         self.config = config
         self.origins = Origins(config)
         self.is_off = not config.enabled
+        self.is_dynamo = config.dialect == DYNAMO
+        mark = wire.DYNAMO_SESSION if self.is_dynamo else wire.SESSION
+        self.mark = mark.lower().encode()  # the header that a tagged request has
 
     @property
     def lifecycle(self) -> Any:
@@ -96,7 +97,8 @@ class Runtime:
         if self._lifecycle is not None:
             self._lifecycle.disown()
         self._lifecycle = None
-        self.counts = {}
+        self.counts = defaultdict(int)
+        self._ended = dict.fromkeys(self._ended, Counters(0, 0, is_open=True))  # the parent's
         for session in list(self.live.values()):
             session._lock = threading.Lock()
 
@@ -105,9 +107,14 @@ class Runtime:
     def new_session(self, name: str | None = None, **options: Any) -> Session:
         """Return a new explicit session of this process; nothing is sent yet."""
         id = options.pop("id", None)
-        if id is not None and not wire.is_valid_id(str(id)):
-            id = self._safe_id(str(id))
-        session = Session(self, name, id=id, **options)
+        id = None if id is None else str(id)
+        if id is not None and not wire.is_valid_id(id):
+            id = self._safe_id(id)
+        live = self.live.get(id) if id is not None else None
+        earlier = self._ended.get(id) if id is not None and live is None else None
+        if live is not None:
+            earlier = live.counters
+        session = Session(self, name, id=id, earlier=earlier, **options)
         self.live[session.id] = session
         if not session.is_implicit:
             self.saw_explicit = True
@@ -115,13 +122,20 @@ class Runtime:
 
     def note_open(self, session: Session, origin: Origin) -> None:
         """A session made its first call to a server."""
-        if self.config.lifecycle:
+        if self.config.lifecycle and not self.is_dynamo:
             self.lifecycle.open(session, origin)
 
     def note_end(self, session: Session, reason: str) -> None:
         """A session ended."""
-        self.live.pop(session.id, None)
-        self.handles.pop(session.id, None)
+        if session.is_named_by_user:  # its id may come again
+            self._ended.pop(session.id, None)
+            self._ended[session.id] = session.counters
+            if len(self._ended) > ENDED_MAX:
+                self._ended.pop(next(iter(self._ended), ""), None)
+        if self.live.get(session.id) is session:
+            self.live.pop(session.id, None)
+        if self.handles.get(session.id) is session:
+            self.handles.pop(session.id, None)
         if self.process is session:
             self.process = None
         if self.config.lifecycle and session.peers:
@@ -130,19 +144,23 @@ class Runtime:
     def find(self) -> Found | None:
         """Return the session of the running code, by the fallback ladder, or None."""
         scope = scope_var.get()
-        if scope is not None and scope.session.runtime is self and not _is_over(scope.session):
-            return Found(scope.session, scope, self.source_of(scope.session))
+        if scope is not None:
+            session = scope.session
+            if session._runtime is self and not _is_over(session):
+                return Found(session, scope, self.source_of(session))
         if self.config.scope == "explicit":
             return None
-        if len(self.handles) == 1:
-            return Found(next(iter(self.handles.values())), None, "process")
+        if self.handles:
+            handle = self._only_handle()
+            if handle is not None:
+                return Found(handle, None, "process")
         process = self._process_session()
         if process is not None:
             return Found(process, None, "process")
         if len(self.live) == 1:
-            session = next(iter(self.live.values()), None)
-            if session is not None and session.is_own and session.state == "open":
-                return Found(session, None, "single")
+            only = next(iter(self.live.values()), None)
+            if only is not None and only.is_own and only.state == "open":
+                return Found(only, None, "single")
         return None
 
     def peek(self) -> Session | None:
@@ -152,9 +170,12 @@ class Runtime:
             return scope.session
         if self.config.scope == "explicit":
             return None
-        if len(self.handles) == 1:
-            return next(iter(self.handles.values()))
-        return self.process
+        return self._only_handle() or self.process
+
+    def _only_handle(self) -> Session | None:
+        """Return the one session of ``start_session``; other threads may end it meanwhile."""
+        handles = list(self.handles.values())
+        return handles[0] if len(handles) == 1 else None
 
     def add_handle(self, session: Session) -> None:
         """Remember a session of ``start_session`` until it ends."""
@@ -163,7 +184,7 @@ class Runtime:
 
     def source_of(self, session: Session) -> str:
         """Return how a call of ``session`` is marked."""
-        if session.state == "ended":
+        if session._state == "ended":
             return "late"
         return "process" if session.is_implicit else "ctx"
 
@@ -205,7 +226,8 @@ class Runtime:
         headers: Mapping[str, str] | None,
         *,
         is_retry: bool = False,
-    ) -> list[tuple[str, str]] | None:
+        request: Any = None,
+    ) -> list[wire.Tag] | None:
         """Return the headers of one call to an allowed origin, or None if it stays untagged.
 
         Args:
@@ -213,70 +235,42 @@ class Runtime:
             call_id: Equal for all attempts of a call, if the client has such a thing.
             hook: Who asks; only counted.
             headers: The call's own; the lifecycle messages use its authorization again.
-            is_retry: Whether it is a later attempt of the latest call of its thread.
+            is_retry: Whether it is a later attempt; see ``tags_of``.
+            request: The HTTP client's request; only Dynamo's dialect looks at it.
         """
-        found = self.find()
-        if found is None:
-            self.count("untagged")
-            self.warn("untagged", "a call was made outside every session; it goes out untagged")
-            return None
-        session, scope, source = found
+        scope = scope_var.get()
+        if (
+            scope is not None
+            and scope.session._runtime is self
+            and scope.session._state == "open"
+            and not scope.session.is_implicit
+        ):
+            session, source = scope.session, "ctx"  # the short way through `find`
+        else:
+            found = self.find()
+            if found is None:
+                self.count("untagged")
+                self.warn("untagged", "a call was made outside every session; it goes out untagged")
+                return None
+            session, scope, source = found
         if call_id is None or not wire.is_valid_id(call_id):
             call_id = new_id()
-        tags = self.tags_of(session, scope, call_id, source, is_retry=is_retry)
-        if origin not in session.peers:
+        tags = tags_of(session, scope, call_id, source, is_retry=is_retry)
+        if origin not in session._peers:
             session.touch(origin, headers.get("authorization") if headers is not None else None)
-        counts = self.counts
-        counts["tagged"] = counts.get("tagged", 0) + 1
-        counts[hook] = counts.get(hook, 0) + 1
+        if self.is_dynamo and request is not None:
+            note_request(session, request)
+        self.counts["tagged"] += 1
+        self.counts[hook] += 1
         if source == "late":
             self.count("late")
-        return tags
-
-    def tags_of(
-        self,
-        session: Session,
-        scope: Scope | None,
-        call_id: str,
-        source: str,
-        *,
-        is_retry: bool = False,
-    ) -> list[tuple[str, str]]:
-        """Return the headers of one call of ``session``, and count it in its thread."""
-        branch = session.branch_here(scope)
-        if is_retry and branch.last_call is not None:
-            call_id = branch.last_call  # older clients give each attempt an id of its own
-        seq = branch.next_seq(call_id)
-        tags = [
-            (wire.SESSION, session.id),
-            (wire.VLLM_SESSION, session.id),
-            (wire.THREAD, str(branch.number)),
-            (wire.SEQ, str(seq)),
-            (wire.CALL, call_id),
-            (wire.CLIENT, _CLIENTS[source]),
-        ]
-        parent = parent_of(session, branch)
-        if parent is not None:
-            tags.append((wire.PARENT, parent))
-        if session.parent is not None:
-            tags.append((wire.PARENT_SESSION, session.parent.id))
-        if session.conversation is not None and wire.is_valid_id(session.conversation):
-            tags.append((wire.CONVERSATION, session.conversation))
-        node = node_here(scope)
-        if node is not None:
-            tags.append((wire.NODE, node))
-        otel = sys.modules.get("opentelemetry.trace")
-        if otel is not None:
-            from .otel import annotate
-
-            annotate(otel, session, branch.number)
         return tags
 
     # -- counting and complaining -----------------------------------------------------------------
 
     def count(self, what: str) -> None:
         """Count an event; approximate when threads collide, which a statistic may be."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[what] += 1
 
     def warn(self, cause: str, text: str, level: str = "warning") -> None:
         """Log ``text`` once per cause."""
@@ -313,7 +307,7 @@ class Runtime:
             errors=counts.get("errors", 0),
             by_hook={h: counts.get(h, 0) for h in ("openai", "httpx", "event")},
             hooks=dict(self.hooks),
-            sessions=sum(1 for s in list(self.live.values()) if s.state == "open"),
+            sessions=sum(1 for ref in self.live.valuerefs() if _is_open(ref())),
             server=sender.peer_states() if sender is not None else {},
             dropped=sender.dropped if sender is not None else 0,
         )
@@ -323,18 +317,13 @@ def _nothing() -> None:
     return None
 
 
+def _is_open(session: Session | None) -> bool:
+    return session is not None and session.state == "open"
+
+
 def _is_over(session: Session) -> bool:
     """Return whether this is a process session that was shut down: nobody is late for it."""
-    return session.is_implicit and session.state == "ended"
-
-
-def parent_of(session: Session, branch: Branch) -> str | None:
-    """Return ``thread:seq`` of the fork that started ``branch``, or None for the main thread."""
-    if branch.parent_number is not None:
-        return f"{branch.parent_number}:{branch.fork_seq}"
-    if session.parent_call is not None:
-        return f"{session.parent_call.thread}:{session.parent_call.seq}"
-    return None
+    return session.is_implicit and session._state == "ended"
 
 
 _runtime: Runtime | None = None

@@ -48,7 +48,12 @@ class RecordedCall(NamedTuple):
     @property
     def parent(self) -> wire.ParentCall | None:
         """The point where its thread was forked."""
-        return wire.parse_parent(self.headers.get(wire.PARENT.lower(), ""))
+        return self.parents[0] if self.parents else None
+
+    @property
+    def parents(self) -> tuple[wire.ParentCall, ...]:
+        """That point, and those of the other threads that its thread comes after."""
+        return wire.parse_parents(self.headers.get(wire.PARENT.lower(), ""))
 
     @property
     def call(self) -> str | None:
@@ -105,6 +110,8 @@ class FakeServer:
         self.lease_s = lease_s
         self.calls: deque[RecordedCall] = deque(maxlen=RECORDS_MAX)
         self.events: deque[SessionEvent] = deque(maxlen=RECORDS_MAX)
+        #: Arrivals of calls and the ends of their answers, in order: what a server sees of a DAG.
+        self.history: deque[tuple[str, RecordedCall]] = deque(maxlen=2 * RECORDS_MAX)
         self.unknown: set[str] = set()  # sessions it pretends to have forgotten
         self.status_next: deque[int] = deque()  # answered instead, one per request
         self.session_status: int | None = None  # answered to every session message
@@ -160,6 +167,7 @@ class FakeServer:
         """Forget what arrived."""
         self.calls.clear()
         self.events.clear()
+        self.history.clear()
 
     def wait_for(self, *, calls: int = 0, events: int = 0, timeout_s: float = 5.0) -> None:
         """Return once that many calls and session messages have arrived.
@@ -202,11 +210,21 @@ class FakeServer:
         with self._arrived:
             self._arrived.wait_for(lambda: group <= {c.text for c in self.calls}, timeout_s)
 
-    def note_call(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    def note_call(
+        self, path: str, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> RecordedCall:
         """Record a call; the handler does this."""
         with self._arrived:
-            self.calls.append(RecordedCall(path, body, headers, len(self.calls)))
+            call = RecordedCall(path, body, headers, len(self.calls))
+            self.calls.append(call)
+            self.history.append(("begin", call))
             self._arrived.notify_all()
+        return call
+
+    def note_answer(self, call: RecordedCall) -> None:
+        """Record that the last of an answer is about to be sent; the handler does this."""
+        with self._arrived:
+            self.history.append(("end", call))
 
     def note_event(self, event: SessionEvent) -> None:
         """Record a session message; the handler does this."""
@@ -253,9 +271,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._session_message()
             return
         fake, body = self.server.fake, self._body()
-        if wire.is_call_path(self.path):
-            fake.note_call(self.path, body, {k.lower(): v for k, v in self.headers.items()})
         call = RecordedCall(self.path, body, {}, 0)
+        if wire.is_call_target(self.path.encode()):
+            headers = {k.lower(): v for k, v in self.headers.items()}
+            call = fake.note_call(self.path, body, headers)
         fake.wait_for_others(call.text)
         gate = fake.gates.get(call.text)
         if gate is not None:
@@ -269,6 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = fake.answers.get(call.text, f"echo: {call.text}")
         tools = fake.tool_calls_next.popleft() if _takes_tools(fake, body) else []
         reply = answer_to(self.path, body, str(answer), tools)
+        fake.note_answer(call)
         if isinstance(reply, list):
             self._stream(reply)
         else:

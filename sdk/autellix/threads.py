@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from contextvars import Context, copy_context
 from functools import wraps
 from typing import Any, Final
 
-from .branches import Job, running
+from .branches import Job, current_owner, running
 
 #: Threads that live for many jobs of many owners: pinned to none of them.
 _WORKER_MODULES: Final = ("multiprocessing.dummy", "anyio._backends._asyncio")
@@ -27,14 +28,22 @@ def start_plain(thread: threading.Thread) -> None:
     Context().run(_plain_start, thread)
 
 
-def _run_job(context: Context, fn: Any, args: Any, kwargs: Any) -> Any:
-    job, before = Job(), running.job
-    running.job = job
+def _run_job(context: Context, starter: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    job, before = Job(), (running.job, running.starter)
+    running.job, running.starter = job, starter
     try:
         return context.run(fn, *args, **kwargs)
     finally:
-        running.job = before
+        running.job, running.starter = before
         job.finish()
+
+
+def _owner_here() -> weakref.ref[object] | None:
+    try:
+        owner, stand_in = current_owner()
+        return weakref.ref(stand_in or owner)
+    except Exception:  # noqa: BLE001 - a task of some other kind: its threads start all the same
+        return None
 
 
 def wrap_submit(original: Any) -> Any:
@@ -47,7 +56,7 @@ def wrap_submit(original: Any) -> Any:
             return original(self, fn, *args, **kwargs)  # another interpreter has no such context
         outer, running.in_submit = running.in_submit, True
         try:
-            return original(self, _run_job, copy_context(), fn, args, kwargs)
+            return original(self, _run_job, copy_context(), _owner_here(), fn, args, kwargs)
         finally:
             running.in_submit = outer
 
@@ -62,10 +71,11 @@ def wrap_start(original: Any) -> Any:
         if running.in_submit or type(self).__module__ in _WORKER_MODULES or "run" in vars(self):
             original(self)
             return
-        context, run = copy_context(), self.run
+        context, starter, run = copy_context(), _owner_here(), self.run
 
         def run_in_context() -> None:
             del vars(self)["run"]
+            running.starter = starter
             context.run(run)
 
         vars(self)["run"] = run_in_context

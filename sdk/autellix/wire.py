@@ -9,12 +9,14 @@ malformed one and counts it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 PROTOCOL_VERSION: Final = 1
 API_PREFIX: Final = "/autellix/v1"
 VALUE_BYTES_MAX: Final = 128
 LEASE_S: Final = 60.0
+PARENTS_MAX: Final = 16  # points in one `PARENT`, as far as the bytes allow
 
 SESSION: Final = "X-Autellix-Session"
 THREAD: Final = "X-Autellix-Thread"
@@ -25,9 +27,17 @@ CALL: Final = "X-Autellix-Call"
 NODE: Final = "X-Autellix-Node"
 CONVERSATION: Final = "X-Autellix-Conversation"
 CLIENT: Final = "X-Autellix-Client"
+ROLE: Final = "X-Autellix-Role"
 VLLM_SESSION: Final = "X-Session-ID"  # vLLM's own name for the same value
 VERSION: Final = "X-Autellix-Version"  # in responses
 LEASE: Final = "X-Autellix-Lease"  # in responses
+
+DYNAMO_SESSION: Final = "X-Dynamo-Session-ID"
+DYNAMO_PARENT: Final = "X-Dynamo-Parent-Session-ID"
+DYNAMO_FINAL: Final = "X-Dynamo-Session-Final"
+
+#: What a program is for; it can only lower how soon its calls run.
+ROLES: Final = ("interactive", "delegated", "background")
 
 REQUEST_HEADERS: Final = (
     SESSION,
@@ -39,10 +49,20 @@ REQUEST_HEADERS: Final = (
     NODE,
     CONVERSATION,
     CLIENT,
+    ROLE,
 )
+
+#: A header as the HTTP clients keep it: its name, its lower-case name, its value.
+Tag = tuple[bytes, bytes, bytes]
+_TAG_NAMES: Final = {
+    name: (name.encode(), name.lower().encode())
+    for name in (*REQUEST_HEADERS, VLLM_SESSION, DYNAMO_SESSION, DYNAMO_PARENT)
+}
+TAG_KEYS: Final = frozenset(key for _, key in _TAG_NAMES.values())
 
 #: The last part of a path that carries a call; anything else (models, files) is never tagged.
 CALL_PATHS: Final = ("/chat/completions", "/completions", "/responses", "/embeddings", "/messages")
+CALL_TARGETS: Final = tuple(path.encode() for path in CALL_PATHS)
 
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 _PARENT = re.compile(r"(\d{1,9}):(\d{1,9})\Z")
@@ -84,10 +104,50 @@ def parse_parent(value: str) -> ParentCall | None:
     return ParentCall(int(match[1]), int(match[2])) if match else None
 
 
-def is_call_path(path: str) -> bool:
-    """Return whether a request to ``path`` is a call of a model.
+def parse_parents(value: str) -> tuple[ParentCall, ...]:
+    """Return the fork point and what else a thread follows; empty if any of it is malformed.
 
-    >>> is_call_path("/v1/chat/completions"), is_call_path("/v1/models")
+    >>> parse_parents("0:3,2:1")
+    (ParentCall(thread=0, seq=3), ParentCall(thread=2, seq=1))
+    >>> parse_parents("0:3,"), parse_parents(",".join(["0:3"] * 17))
+    ((), ())
+    """
+    if len(value) > VALUE_BYTES_MAX or value.count(",") >= PARENTS_MAX:
+        return ()
+    points = [parse_parent(item) for item in value.split(",")]
+    return tuple(p for p in points if p is not None) if None not in points else ()
+
+
+def join_parents(points: Iterable[tuple[int, int]]) -> str:
+    """Return the header value of ``points``, the fork first; what does not fit is left out.
+
+    >>> join_parents([(0, 3), (2, 1), (0, 3)])
+    '0:3,2:1'
+    """
+    text = ""
+    for count, (thread, seq) in enumerate(dict.fromkeys(points)):
+        longer = f"{text},{thread}:{seq}" if text else f"{thread}:{seq}"
+        if count == PARENTS_MAX or len(longer) > VALUE_BYTES_MAX:
+            break
+        text = longer
+    return text
+
+
+def make_tag(name: str, value: str) -> Tag:
+    """Return one of our headers in the form the HTTP clients keep; its value is ASCII.
+
+    >>> make_tag("X-Autellix-Seq", "3")
+    (b'X-Autellix-Seq', b'x-autellix-seq', b'3')
+    """
+    return (*_TAG_NAMES[name], value.encode("ascii"))
+
+
+def is_call_target(target: bytes) -> bool:
+    """Return whether a request's target, path and query in bytes, is a call of a model.
+
+    >>> is_call_target(b"/v1/responses?api-version=2"), is_call_target(b"/v1/models")
     (True, False)
     """
-    return path.partition("?")[0].rstrip("/").endswith(CALL_PATHS)
+    return target.endswith(CALL_TARGETS) or target.partition(b"?")[0].rstrip(b"/").endswith(
+        CALL_TARGETS
+    )

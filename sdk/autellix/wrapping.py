@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from . import wire
 from .errors import AutellixWarning
-from .hooks import tag_request
+from .hooks import names_in, tag_request
 from .runtime import get_runtime
 
 T = TypeVar("T")
@@ -20,7 +20,9 @@ _ADAPTERS: Final = {
     "langchain_core": ("autellix.integrations.langchain", "wrap"),
     "autogen_core": ("autellix.integrations.autogen", "wrap_runtime"),
 }
-_OURS: Final = (*wire.REQUEST_HEADERS, wire.VLLM_SESSION)
+_OURS: Final = (
+    *wire.REQUEST_HEADERS, wire.VLLM_SESSION, wire.DYNAMO_SESSION, wire.DYNAMO_PARENT,
+)  # fmt: skip
 
 
 def _on_request(request: Any) -> None:
@@ -31,7 +33,8 @@ def _on_request(request: Any) -> None:
         url = request.url
         if not runtime.origins.allow(url.scheme, url.host, url.port):
             # A redirect to a stranger: the client has copied our headers along.
-            for name in _OURS if wire.SESSION in request.headers else ():
+            is_tagged = runtime.mark in names_in(request.headers)
+            for name in _OURS if is_tagged else ():
                 request.headers.pop(name, None)
             return
         tag_request(runtime, request, None, "event")

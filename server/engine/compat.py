@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 import vllm
@@ -80,6 +81,23 @@ def check_config(vllm_config: Any) -> None:
         raise ConfigError(
             f"--data-parallel-size {parallel.data_parallel_size} makes one scheduler for each "
             "rank, and programs would be told apart: start more engines instead"
+        )
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size}: program-aware scheduling "
+            "was never tested with it; use --tensor-parallel-size, or --policy program or fcfs, "
+            "which run vLLM's own scheduler"
+        )
+    if getattr(vllm_config.model_config, "is_encoder_decoder", False):
+        raise ConfigError(
+            "encoder-decoder models are not supported: their encoder's memory is not in the room "
+            "that is counted; use --policy program or fcfs, which run vLLM's own scheduler"
+        )
+    if getattr(vllm_config.model_config, "is_multimodal_model", False):
+        raise ConfigError(
+            "multimodal models are not supported: what a call needs of the encoder's budget is not "
+            "known before it is admitted, so others would give way to it in vain; use --policy "
+            "program or fcfs, which run vLLM's own scheduler"
         )
     if getattr(vllm_config.model_config, "is_diffusion", False):
         raise ConfigError("diffusion models are not supported: their calls are no chains of tokens")
@@ -191,3 +209,22 @@ def blocks_free(scheduler: Any) -> int:
     """Return the KV blocks that are free now or on their way."""
     free = int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
     return free + sum(len(blocks) for _, blocks in scheduler.deferred_frees)
+
+
+def evict_first(scheduler: Any, hashes: Sequence[Hashable]) -> None:
+    """Let cached blocks that nobody uses go before all others, the last ones of the chain first.
+
+    Models with several kinds of KV hash at another granularity than they store: nothing is done.
+    """
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or scheduler.block_size != scheduler.cache_config.block_size:
+        return
+    pool = scheduler.kv_cache_manager.block_pool
+    queue = pool.free_block_queue
+    blocks = []
+    for block_hash in reversed(hashes):
+        found = pool.get_cached_block(block_hash, [0])
+        if found and found[0].ref_cnt == 0 and not found[0].is_null:
+            queue.remove(found[0])
+            blocks.append(found[0])
+    queue.prepend_n(blocks)

@@ -27,6 +27,7 @@ import msgspec
 import zmq
 
 from ..channel import (
+    ENV_CURVE,
     ENV_ENDPOINT,
     ENV_ENGINE_ID,
     ENV_KEY,
@@ -34,6 +35,7 @@ from ..channel import (
     Accounting,
     Bye,
     CallReport,
+    ChannelCurve,
     DownMessage,
     Heartbeat,
     Hello,
@@ -61,19 +63,25 @@ class ChannelSettings:
     endpoint: str | None
     engine_id: str
     key: bytes | None
+    curve: ChannelCurve | None = None  # on a network
 
 
 def read_settings(environ: Mapping[str, str]) -> ChannelSettings:
     """Return what whoever started the engine has put into its environment.
 
     Raises:
-        ValueError: the key is not hex.
+        ValueError: the key is not hex, or the channel would cross a network in the clear.
     """
     key = environ.get(ENV_KEY)
+    curve = environ.get(ENV_CURVE)
+    endpoint = environ.get(ENV_ENDPOINT) or None
+    if endpoint is not None and not curve and not endpoint.startswith(("ipc://", "inproc://")):
+        raise ValueError(f"{ENV_ENDPOINT}: {endpoint} needs {ENV_CURVE}: a network is encrypted")
     return ChannelSettings(
-        endpoint=environ.get(ENV_ENDPOINT) or None,
+        endpoint=endpoint,
         engine_id=environ.get(ENV_ENGINE_ID) or "engine",
         key=bytes.fromhex(key) if key else None,
+        curve=ChannelCurve(*curve.split()) if curve else None,
     )
 
 
@@ -152,6 +160,10 @@ class EngineChannel:
             dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
             dealer.setsockopt(zmq.RCVHWM, SEND_QUEUE)
             dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            if (curve := self._settings.curve) is not None:
+                dealer.setsockopt_string(zmq.CURVE_SERVERKEY, curve.server_public)
+                dealer.setsockopt_string(zmq.CURVE_PUBLICKEY, curve.public)
+                dealer.setsockopt_string(zmq.CURVE_SECRETKEY, curve.secret)
             dealer.connect(self._settings.endpoint or "")
             self._serve(dealer)
         except zmq.ZMQError as error:

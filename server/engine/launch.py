@@ -17,13 +17,13 @@ from typing import Final, Literal
 
 from autellix.errors import ConfigError
 
-from ..channel import ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY
+from ..channel import ENV_CURVE, ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY, ChannelCurve
 from .connector_config import swap_transfer_config
 
-Policy = Literal["program", "fcfs", "plas", "atlas", "mlfq"]
+Policy = Literal["program", "fcfs", "plas", "atlas", "mlfq", "adaptive"]
 
 #: Policies that run inside the engine; the others need nothing but stock vLLM.
-ENGINE_POLICIES: Final = frozenset({"plas", "atlas", "mlfq"})
+ENGINE_POLICIES: Final = frozenset({"plas", "atlas", "mlfq", "adaptive"})
 SCHEDULER_CLASS: Final = "autellix.server.engine.scheduler.AutellixScheduler"
 SHUTDOWN_TIMEOUT_S: Final = 5  # with vLLM's default of 0 the engine core is killed in mid-step
 
@@ -73,7 +73,8 @@ class EngineSpec:
         scheduler_constants: Settings of our scheduler. Constants only: they are part of vLLM's
             compile-cache key.
         vllm_args: The user's own arguments; they win over ours.
-        devices: ``CUDA_VISIBLE_DEVICES`` of this engine, None: as inherited.
+        devices: ``CUDA_VISIBLE_DEVICES`` of this engine; on the CPU its cores, as
+            ``VLLM_CPU_OMP_THREADS_BIND`` names them. None: as inherited.
     """
 
     engine_id: str
@@ -93,10 +94,13 @@ class EngineRun:
     """What differs from start to start of one engine."""
 
     run_id: str  # random; marks every process of this start
-    uds: str
+    uds: str | None  # a unix socket, or
+    host: str = ""  # an address and port of its machine
+    port: int = 0
     api_key: str
     channel_endpoint: str | None  # None: no control channel
     channel_key: bytes
+    channel_curve: ChannelCurve | None = None  # on a network: the keys of its encryption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ def build_command(spec: EngineSpec, run: EngineRun) -> EngineCommand:
     argv = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", spec.model_path, "--served-model-name", spec.model_name),
-        *("--uds", run.uds),
+        *listen_args(run),
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
         "--disable-uvicorn-access-log",
         "--enable-auto-tool-choice",
@@ -156,6 +160,27 @@ def build_command(spec: EngineSpec, run: EngineRun) -> EngineCommand:
         # A share of the machine's memory there; small enough for two engines and the rest.
         argv += ["--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.3"]
     return EngineCommand(argv=(*argv, *spec.vllm_args), env=_environment(spec, run))
+
+
+def ranks_of(vllm_args: Sequence[str]) -> int:
+    """Return how many GPUs an engine with these arguments takes.
+
+    >>> ranks_of(("-tp", "2", "--pipeline-parallel-size=2"))
+    4
+    """
+    values = _flag_values(vllm_args)
+    ranks = 1
+    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        given = next((values[name] for name in names if name in values), "1")
+        ranks *= int(given) if given.isdecimal() else 1
+    return ranks
+
+
+def listen_args(run: EngineRun) -> tuple[str, ...]:
+    """Return the arguments that say where an engine listens."""
+    if run.uds is not None:
+        return ("--uds", run.uds)
+    return ("--host", run.host, "--port", str(run.port))
 
 
 def devices_for(index: int, vllm_args: Sequence[str], visible: Sequence[str]) -> str:
@@ -172,11 +197,7 @@ def devices_for(index: int, vllm_args: Sequence[str], visible: Sequence[str]) ->
     >>> devices_for(1, ("--tensor-parallel-size", "2"), ("0", "1", "2", "3"))
     '2,3'
     """
-    values = _flag_values(vllm_args)
-    ranks = 1
-    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
-        given = next((values[name] for name in names if name in values), "1")
-        ranks *= int(given) if given.isdecimal() else 1
+    ranks = ranks_of(vllm_args)
     mine = visible[index * ranks : (index + 1) * ranks]
     if len(mine) < ranks:
         raise ConfigError(
@@ -184,6 +205,22 @@ def devices_for(index: int, vllm_args: Sequence[str], visible: Sequence[str]) ->
             f"allowed is what {len(visible)} GPUs hold"
         )
     return ",".join(mine)
+
+
+def cores_for(index: int, replicas: int, vllm_args: Sequence[str], cores: Sequence[int]) -> str:
+    """Return ``VLLM_CPU_OMP_THREADS_BIND`` of the engine with this index: its share of the cores.
+
+    Engines on the same cores wait for each other at every barrier of their threads. Engines that
+    were added later, or above the number of cores, share those of an earlier one.
+
+    >>> [cores_for(i, 2, (), (0, 1, 2, 3)) for i in range(3)]
+    ['0,1', '2,3', '0,1']
+    """
+    ranks = ranks_of(vllm_args)
+    of_rank = max(1, len(cores) // (replicas * ranks))
+    places = len(cores) // of_rank
+    mine = [(index * ranks + rank) % places * of_rank for rank in range(ranks)]
+    return "|".join(",".join(map(str, cores[first : first + of_rank])) for first in mine)
 
 
 def _policy_args(spec: EngineSpec) -> list[str]:
@@ -214,10 +251,12 @@ def _environment(spec: EngineSpec, run: EngineRun) -> dict[str, str]:
     }
     if run.channel_endpoint is not None:
         env[ENV_ENDPOINT] = run.channel_endpoint
+    if run.channel_curve is not None:
+        env[ENV_CURVE] = " ".join(run.channel_curve)
     if spec.on_cpu:
         env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_gib)
     if spec.devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = spec.devices
+        env["VLLM_CPU_OMP_THREADS_BIND" if spec.on_cpu else "CUDA_VISIBLE_DEVICES"] = spec.devices
     return env
 
 

@@ -16,36 +16,31 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from autellix.errors import ConfigError
 
-from ..channel import CHANNEL_VERSION, Heartbeat, Hello, PolicyWanted, SessionEnded
+from ..channel import CHANNEL_VERSION, Heartbeat, Hello, PolicyWanted, RoomFigures, SessionEnded
 from ..clock import Clock, SystemClock
-from ..policy.base import Arrival
-from ..policy.call import Call, Key
+from ..policy.adaptive import INSIDE, AdaptivePolicy, Room
+from ..policy.base import Arrival, Policy
+from ..policy.call import Call
 from ..policy.config import PolicyConfig, parse_config
 from ..policy.leveled import make_policy
-from ..policy.victim import Running, Waiting, choose_for_room, choose_victims
 from . import compat
 from .accounts import Accounts
 from .connector import find_swap
 from .control import EngineChannel, read_settings
 from .lifetime import die_with_parent
+from .room import RoomMaker
 from .waiting import WaitingQueue
 
 logger = logging.getLogger("vllm.autellix.scheduler")  # vLLM shows what is below its own name
-
-CANDIDATES_MAX = 64  # waiting calls looked at in one decision
-COOLDOWN_GROWTH_MAX = 8
-NEEDS_STEPS = 8  # for so many steps it is believed how many blocks a waiting call needs
 
 
 class _Step(NamedTuple):
@@ -55,7 +50,7 @@ class _Step(NamedTuple):
     scheduled_s: float
 
 
-class AutellixScheduler(AsyncScheduler):
+class AutellixScheduler(RoomMaker):
     """See the module.
 
     Attributes:
@@ -74,7 +69,7 @@ class AutellixScheduler(AsyncScheduler):
         compat.check_config(self.vllm_config)
         settings = self.vllm_config.additional_config or {}
         self.config: PolicyConfig = parse_config(settings.get("autellix"))
-        self.autellix = make_policy(self.config)
+        self.autellix: Policy = make_policy(self.config, None, self._room())
         self.accounts, self.channel = self._open_channel()
         self.calls: dict[str, Call] = {}
         # vLLM's own victim is then the last of `running`, which is our worst; with `priority` it
@@ -83,8 +78,12 @@ class AutellixScheduler(AsyncScheduler):
         self.waiting: WaitingQueue = WaitingQueue(
             self._key_of, self._fits if self.preempts else None, self.config.skip_steps
         )
+        self.waiting.gate = self._gate
         self.kv_holding_waiting: WaitingQueue = WaitingQueue(self._key_of)
+        self.waiting.before_show = self._end_hold
         self._needs: dict[str, tuple[int, int]] = {}  # blocks of a waiting call, and at which step
+        self._kept_for: dict[str, int] = {}  # calls that others gave way to, until which step
+        self._held: list[Any] = []  # blocks that running calls do not see
         self._in_flight: deque[_Step] = deque()
         self.running: list[Request] = self.running
         self.swap = find_swap(self.connector)
@@ -109,6 +108,17 @@ class AutellixScheduler(AsyncScheduler):
         """Whether waiting calls may take the place of running ones."""
         return self.config.levels > 1
 
+    @property
+    def _gate(self) -> int | None:
+        """Level up to which waiting calls are shown to the engine, None: all."""
+        return INSIDE if self.config.policy == "adaptive" else None
+
+    def _room(self) -> Room:
+        blocks = int(self.cache_config.num_gpu_blocks or self.kv_cache_config.num_blocks)
+        return Room(
+            max(1, blocks) * self.block_size, self.block_size, self.max_num_scheduled_tokens
+        )
+
     # ── calls come and go ──────────────────────────────────────────────────────────────────────
 
     def add_request(self, request: Request) -> None:
@@ -124,11 +134,13 @@ class AutellixScheduler(AsyncScheduler):
                     identity.service_s,
                     identity.wait_s,
                     self.accounts.program_arrival_s(identity.arrival_ms, now_s),
+                    request.num_prompt_tokens,
+                    request.block_hashes,
                 ),
                 now_s,
             )
             self.calls[request.request_id] = call
-            self.accounts.open(request.request_id, identity)
+            self.accounts.open(request.request_id, identity, call.level, now_s)
             self._window_open |= bool(self.running) and call.level < self._worst_level()
         super().add_request(request)
 
@@ -136,10 +148,12 @@ class AutellixScheduler(AsyncScheduler):
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         self._needs.pop(request.request_id, None)
+        self._kept_for.pop(request.request_id, None)
         call = self.calls.pop(request.request_id, None)
         if call is not None:
-            self.autellix.leave(call, self.clock.now_s())
-            self.accounts.close(request, call, compat.reason_of(request))
+            now_s = self.clock.now_s()
+            self.autellix.leave(call, now_s)
+            self.accounts.close(request, call, compat.reason_of(request), now_s)
             self._window_open = True
         return super()._free_request(request, delay_free_blocks)
 
@@ -155,7 +169,8 @@ class AutellixScheduler(AsyncScheduler):
         super()._preempt_request(request, timestamp, drop_stale_output)
         call = self.calls[request.request_id]
         self.autellix.wait(call, self.clock.now_s())
-        self.accounts.preempted(request.request_id, computed)
+        self.waiting.moved(request)  # it may have lost its place as well
+        self.accounts.preempted(call, computed)
 
     def set_policy(self, config: PolicyConfig) -> None:
         """Change the policy while calls are queued and running; none is lost.
@@ -164,7 +179,8 @@ class AutellixScheduler(AsyncScheduler):
         it, and keeps the service it has used.
         """
         self.config = config
-        self.autellix = make_policy(config, self.autellix.ledger)
+        self.autellix = make_policy(config, self.autellix.ledger, self._room())
+        self.waiting.gate = self._gate
         for call in self.calls.values():
             self.autellix.enter(call)
         self.waiting.reorder(self._fits if self.preempts else None, config.skip_steps)
@@ -220,6 +236,22 @@ class AutellixScheduler(AsyncScheduler):
                 self.waiting.count(level) for level in range(1, self.config.levels + 1)
             ),
             long_step_expected=accounts.step == 0,  # the first step may compile kernels
+            swap=self.swap.ledger.figures() if self.swap and self.swap.ledger else None,
+            room=self._room_figures(),
+        )
+
+    def _room_figures(self) -> RoomFigures | None:
+        policy = self.autellix
+        if not isinstance(policy, AdaptivePolicy):
+            return None
+        rooms = policy.running_set
+        return RoomFigures(
+            programs_inside=len(rooms.seated),
+            programs_at_door=len(rooms),
+            inside_tokens=int(rooms.taken_tokens),
+            door_tokens=int(rooms.door_tokens),
+            limit_tokens=int(rooms.limit_tokens),
+            pauses=rooms.pauses,
         )
 
     def _read_inbox(self) -> None:
@@ -227,7 +259,7 @@ class AutellixScheduler(AsyncScheduler):
         while channel is not None and channel.inbox:
             message = channel.inbox.popleft()
             if isinstance(message, SessionEnded):
-                self.autellix.ledger.forget(message.program_ids)
+                self.autellix.forget(message.program_ids)
             elif isinstance(message, PolicyWanted):
                 try:
                     self.set_policy(parse_config(message.settings))
@@ -252,11 +284,17 @@ class AutellixScheduler(AsyncScheduler):
         for call in self.autellix.promote(now_s):
             self.waiting.moved(self.requests[call.call_id])
             self.kv_holding_waiting.moved(self.requests[call.call_id])
+            if call.promoted:
+                self.accounts.promoted(call)
             self._window_open = True
+        for chain in self.autellix.evictable():
+            compat.evict_first(self, chain)
         if self.preempts:
             self._order_running()
             self._preempt(now_s)
+            self._hold_blocks()
         output = super().schedule(throttle_prefills)
+        self._end_hold()
         self.waiting.end_step()
         self.kv_holding_waiting.end_step()
         self._note_admitted(output, now_s)
@@ -283,6 +321,16 @@ class AutellixScheduler(AsyncScheduler):
     def _charge(self, output: SchedulerOutput, seconds: float) -> None:
         calls = self.calls
         scheduled = output.num_scheduled_tokens
+        if self.autellix.by_work:
+            requests = self.requests
+            self.autellix.charge_work(
+                [
+                    (calls[name], tokens, requests[name].num_computed_tokens)
+                    for name, tokens in scheduled.items()
+                    if name in calls
+                ],
+                seconds,
+            )
         if self.config.charge == "batch":
             charged = [calls[name] for name in scheduled if name in calls]
             changed = self.autellix.charge(charged, seconds)
@@ -300,8 +348,10 @@ class AutellixScheduler(AsyncScheduler):
         """A victim whose last output came late may be demoted while it waits."""
         for name in scheduled:
             call = self.calls.get(name)
-            if call is not None and call.waiting_since_s is not None:
-                self.waiting.moved(self.requests[name])
+            if call is not None:
+                self.accounts.moved(call, self._last_output_s)
+                if call.waiting_since_s is not None:
+                    self.waiting.moved(self.requests[name])
 
     def _note_admitted(self, output: SchedulerOutput, now_s: float) -> None:
         """Whoever was waiting and has tokens in this step runs now."""
@@ -315,178 +365,8 @@ class AutellixScheduler(AsyncScheduler):
 
     def _run(self, request_id: str, hit_tokens: int, now_s: float) -> None:
         self._needs.pop(request_id, None)
-        self.autellix.run(self.calls[request_id], now_s)
-        self.accounts.admitted(request_id, hit_tokens, self._steps_scheduled)
+        self._kept_for.pop(request_id, None)
+        call = self.calls[request_id]
+        self.autellix.run(call, now_s)
+        self.accounts.admitted(call, hit_tokens, self._steps_scheduled, now_s)
         self._unsorted = True
-
-    # ── order and preemption ───────────────────────────────────────────────────────────────────
-
-    def _key_of(self, request: Request) -> Key:
-        return self.calls[request.request_id].key
-
-    def _worst_level(self) -> int:
-        return self.calls[self.running[-1].request_id].level
-
-    def _order_running(self) -> None:
-        """Best first, but calls with more prompt to compute after all others.
-
-        So the others get their one token each before a long prompt takes what is left of the step,
-        as in stock vLLM, and long prompts share what is left in the policy's order.
-        """
-        running = self.running
-        if len(running) < 2 or not (self._unsorted or running[-1].is_prefill_chunk):
-            return
-        calls = self.calls
-        running.sort(key=lambda r: (r.is_prefill_chunk, calls[r.request_id].key))
-        self._unsorted = False
-
-    def _preempt(self, now_s: float) -> None:
-        """Take calls out of the batch, if it is time to look and there is reason to."""
-        if self._pause_state != PauseState.UNPAUSED or self._steps_done < self._preempt_again_at:
-            return
-        victims = self._victims_for_room()
-        if not victims:
-            at_window = self._steps_scheduled % self.config.window_steps == 0
-            if not (self._window_open or at_window):
-                return
-            self._window_open = False
-            victims = self._victims_for_waiting()
-        if not victims:
-            return
-        chosen = set(victims)
-        out = [request for number, request in enumerate(self.running) if number in chosen]
-        self.running = [r for number, r in enumerate(self.running) if number not in chosen]
-        for request in out:
-            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
-            self.waiting.hold(request)
-        self._preempt_again_at = self._steps_scheduled
-
-    def _victims_for_waiting(self) -> list[int]:
-        """Return whom to take out for waiting calls of higher levels."""
-        best = self._best_waiting_level()
-        if best is None:
-            return []
-        calls = self.calls
-        if not any(calls[r.request_id].level > best for r in self.running):
-            return []
-        if self._tokens_wanted() >= self.max_num_scheduled_tokens:
-            return []
-        running = self._running_calls()
-        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
-        return choose_victims(
-            self._ready_waiting(),
-            running,
-            slots=slots,
-            blocks=compat.blocks_free(self) - self._blocks_wanted(),
-            blocks_of=lambda number: compat.blocks_freed(self, self.running[number]),
-        )
-
-    def _victims_for_room(self) -> list[int]:
-        """Return whom to take out so that the rest of the batch finds blocks for its next tokens.
-
-        vLLM would take the last of ``running``; here the call that loses least goes.
-        """
-        running = self.running
-        if len(running) < 2:
-            return []
-        most = len(running) * (2 + self.num_lookahead_tokens) + self._step_blocks()
-        free = compat.blocks_free(self)
-        if free >= most:
-            return []
-        short = self._blocks_wanted() - free
-        if short <= 0:
-            return []
-        return choose_for_room(
-            self._running_calls(),
-            blocks=short,
-            blocks_of=lambda number: compat.blocks_freed(self, running[number]),
-        )
-
-    def _best_waiting_level(self) -> int | None:
-        first = self.waiting.first_key()
-        holding = self.kv_holding_waiting.first_key()
-        keys = [key for key in (first, holding) if key is not None]
-        return min(keys)[0] if keys else None
-
-    def _ready_waiting(self) -> Iterator[Waiting]:
-        """Yield the waiting calls that could run at once, best first."""
-        loras = self._loras_running()
-        for queue in (self.kv_holding_waiting, self.waiting):
-            for request in queue.best(CANDIDATES_MAX):
-                if compat.is_ready(request, self) and self._lora_fits(request, loras):
-                    level = self.calls[request.request_id].level
-                    yield Waiting(level, self._blocks_needed(request))
-
-    def _running_calls(self) -> list[Running]:
-        calls, accounts = self.calls, self.accounts
-        step = self._steps_scheduled
-        cooldown = self.config.cooldown_steps
-        result = []
-        for number, request in enumerate(self.running):
-            protected = False
-            if cooldown and request.num_preemptions:
-                factor = min(2 ** (request.num_preemptions - 1), COOLDOWN_GROWTH_MAX)
-                since = step - accounts.admitted_at(request.request_id)
-                protected = since < cooldown * factor
-            call = calls[request.request_id]
-            result.append(Running(call.level, request.num_computed_tokens, protected, number))
-        return result
-
-    def _tokens_wanted(self) -> int:
-        """Return the tokens that running calls want in the next step."""
-        return sum(
-            r.num_tokens_with_spec + r.num_output_placeholders - r.num_computed_tokens
-            for r in self.running
-        )
-
-    def _blocks_wanted(self) -> int:
-        """Return the KV blocks that running calls need for their next tokens."""
-        size = self.block_size
-        budget = self.max_num_scheduled_tokens
-        blocks = 0
-        for request in self.running:
-            computed = request.num_computed_tokens
-            tokens = min(
-                request.num_tokens_with_spec + request.num_output_placeholders - computed, budget
-            )
-            if tokens <= 0:
-                continue
-            budget -= tokens
-            tokens += self.num_lookahead_tokens
-            blocks += -(-(computed + tokens) // size) - -(-computed // size)
-        return blocks
-
-    def _step_blocks(self) -> int:
-        return -(-self.max_num_scheduled_tokens // self.block_size)
-
-    def _fits(self, request: Request) -> bool:
-        """Return whether vLLM would admit a call now; who does not hinder anybody is shown."""
-        if not self.running or request.status not in (
-            RequestStatus.WAITING,
-            RequestStatus.PREEMPTED,
-        ):
-            return True
-        free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
-        return compat.blocks_at_most(self, request) <= free or self._blocks_needed(request) <= free
-
-    def _blocks_needed(self, request: Request) -> int:
-        """Return the blocks that a waiting call needs, as of some steps ago at most.
-
-        The answer takes a look at every block of its prompt, so it is kept for a while.
-        """
-        known = self._needs.get(request.request_id)
-        if known is not None and self._steps_scheduled - known[1] < NEEDS_STEPS:
-            return known[0]
-        blocks = compat.blocks_needed(self, request)
-        self._needs[request.request_id] = (blocks, self._steps_scheduled)
-        return blocks
-
-    def _loras_running(self) -> set[int] | None:
-        if self.lora_config is None:
-            return None
-        return {r.lora_request.lora_int_id for r in self.running if r.lora_request}
-
-    def _lora_fits(self, request: Request, loras: set[int] | None) -> bool:
-        if loras is None or request.lora_request is None:
-            return True
-        return request.lora_request.lora_int_id in loras or len(loras) < self.lora_config.max_loras

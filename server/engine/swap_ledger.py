@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from ..channel import SwapFigures
 from ..swap.choose import Choice, Decision, Speeds, Victim, choose
 from ..swap.host_pool import HostPool, SlotRef
 from ..swap.plan import blocks_for, missing_blocks
@@ -230,6 +231,20 @@ class SwapLedger:
             self.pool.release(call_id, generation)
         self._to_release = []
         return copies
+
+    def figures(self) -> SwapFigures:
+        """Return what was moved; single figures, so any thread may ask."""
+        counts, size = self.counts, self._block_bytes
+        return SwapFigures(
+            swap_outs=counts.swap_outs,
+            swap_ins=counts.swap_ins,
+            out_bytes=counts.out_blocks * size,
+            in_bytes=counts.in_blocks * size,
+            out_bytes_s=self.speeds.out_bytes_s,
+            in_bytes_s=self.speeds.in_bytes_s,
+            pool_full=counts.pool_full,
+            swap_failed=counts.failed,
+        )
 
     def learn(self, step: int, failed_slots: Sequence[SlotRef], speeds: Speeds) -> None:
         """All workers answered the message of this step; messages are answered in order."""

@@ -18,6 +18,10 @@ from ..policy.call import Key
 PASSED_MAX = 16  # calls that may be passed over in one step
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class WaitingQueue(RequestQueue):
     """Waiting calls, best first.
 
@@ -25,6 +29,10 @@ class WaitingQueue(RequestQueue):
         key_of: The place of a call, the smallest first; asked when it enters or ``moved``.
         fits: Whether it would find room now; None: everybody is shown.
         skip_steps: Steps in which a call may be passed over.
+
+    Attributes:
+        gate: Level up to which calls are shown; None: all.
+        before_show: Called when a call is asked for.
     """
 
     def __init__(
@@ -44,6 +52,8 @@ class WaitingQueue(RequestQueue):
         self._passing: set[Request] = set()  # passed over in this step
         self._shown: Request | None = None
         self._number = 0
+        self.gate: int | None = None
+        self.before_show: Callable[[], None] = _nothing
 
     def add_request(self, request: Request) -> None:
         """Put a call in its place."""
@@ -168,9 +178,10 @@ class WaitingQueue(RequestQueue):
         if self._shown is not None and self._shown in self._entries:
             return self._shown
         self._shown = None
+        self.before_show()
         while True:
             self._drop_stale()
-            if not self._heap:
+            if not self._heap or (self.gate is not None and self._heap[0][0][0] > self.gate):
                 return None
             request = self._heap[0][2]
             if self._fits is None or self._fits(request):

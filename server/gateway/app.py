@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from autellix import wire
+from autellix.errors import ConfigError
 
 from .. import types
 from ..clock import Clock
 from ..process_table import ProcessTable
-from . import health, relay, sessions
+from . import calls, health, relay, sessions
+from .backend import open_backend
+from .bodies import BodyRoom
+from .book import CallBook
 from .config import GatewayConfig
-from .errors import ApiError, NotFound
+from .explain import explain_errors
 from .garbage import rare_collections
-from .journal import Journal
 from .keys import parse_keys
+from .models import ModelIndex
 from .responses import ResponseHomes
 from .server import make_runner
 from .state import GATEWAY, Gateway
-from .upstream import CLIENT_BUFFER_BYTES, Connections
+from .tasks import keep_running
+from .upstream import Connections
 
 __all__ = ["create_app", "make_runner"]
 
 _log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
+CHECKED_MAX: Final = 500  # programs that are checked each second
 
 #: Calls: charged to a program. Those that vLLM gives no session to are charged by wall time alone.
 CALL_ROUTES: Final = (
@@ -52,8 +57,6 @@ STORED_ROUTES: Final = (
     ("GET", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"),
 )
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def create_app(
@@ -80,9 +83,14 @@ def create_app(
         engine_views: Rows for ``GET /autellix/v1/engines``.
 
     Raises:
-        ConfigError: the keys in ``config`` are malformed.
+        ConfigError: the keys in ``config`` are malformed, or its longest body finds no room.
     """
-    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[_explain_errors])
+    if config.body_bytes_total_max < config.body_bytes_max:
+        raise ConfigError(
+            f"gateway.body_bytes_total_max: {config.body_bytes_total_max} is not allowed; allowed "
+            f"is body_bytes_max, {config.body_bytes_max}, or more"
+        )
+    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[explain_errors])
     app[GATEWAY] = Gateway(
         config=config,
         table=table,
@@ -93,10 +101,15 @@ def create_app(
         forget_programs=forget_programs,
         engine_views=engine_views,
         tenants=parse_keys(config.api_keys),
-        admins=parse_keys(config.admin_keys),
         connections=Connections(connect_s=config.connect_s, idle_s=config.upstream_idle_s),
         homes=ResponseHomes(),
+        models=ModelIndex(engines),
+        bodies=BodyRoom(config.body_bytes_total_max),
     )
+    if config.calls_remembered:
+        app[GATEWAY].book = CallBook(
+            clock, receipts=config.receipts, calls_max=config.calls_remembered
+        )
     _add_routes(app.router)
     app.cleanup_ctx.append(_run)
     return app
@@ -115,6 +128,8 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get(f"{api}/info", sessions.info)
     router.add_get(f"{api}/programs", sessions.list_programs)
     router.add_get(f"{api}/engines", sessions.list_engines)
+    router.add_get(f"{api}/calls", calls.list_calls)
+    router.add_get(f"{api}/calls/{{call}}", calls.get_call)
     router.add_get(f"{api}/sessions", sessions.list_sessions)
     router.add_post(f"{api}/sessions", sessions.create_session)
     router.add_post(f"{api}/sessions/heartbeat", sessions.heartbeat)
@@ -126,58 +141,51 @@ def _add_routes(router: web.UrlDispatcher) -> None:
 
 
 async def _run(app: web.Application) -> AsyncIterator[None]:
-    """Own the sweeping of the table, the journal and the connections to the engines."""
+    """Own the sweeping of the table, what remembers it and the connections to the engines."""
     gateway = app[GATEWAY]
-    tasks = [asyncio.create_task(_sweep(gateway), name="gateway sweep")]
-    journal = None
-    if gateway.config.state not in ("", ":memory:"):
-        journal = Journal(Path(gateway.config.state), gateway.table, gateway.clock)
-        _log.info("%d sessions are back from the journal", journal.restore())
-        tasks.append(asyncio.create_task(journal.run(), name="gateway journal"))
+    backend = open_backend(gateway)
+    tasks = [
+        keep_running("sweep", lambda: _sweep(gateway), gateway),
+        keep_running("models", gateway.models.run, gateway),
+    ]
+    if backend is not None:
+        _log.info("%d sessions are back", await backend.restore())
+        tasks.append(keep_running("state", backend.run, gateway))
     with rare_collections():
         yield
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    if journal is not None:
-        await journal.flush()
-        journal.close()
+    if backend is not None:
+        await backend.flush()
+        await backend.close()
+    if gateway.book is not None:
+        await gateway.book.close()
     gateway.connections.close()
 
 
 async def _sweep(gateway: Gateway) -> None:
+    """Let leases run out, and look at some of the table each second, in use or idle."""
+    said: list[str] = []
     while True:
+        slept_s = gateway.clock.now_s()
         await asyncio.sleep(SWEEP_S)
+        if gateway.book is not None:
+            gateway.book.tick(gateway.clock.now_s() - slept_s - SWEEP_S)
         more = True
         while more:
             now_s = gateway.clock.now_s()
             over = gateway.table.sweep(now_s)
             if over:
                 gateway.forget_programs(over)
+                if gateway.book is not None:
+                    programs = (gateway.table.get(program_id) for program_id in over)
+                    gateway.book.programs_over(p for p in programs if p is not None)
             more = gateway.table.has_due(now_s)
             await asyncio.sleep(0)  # calls go on in between
-
-
-@web.middleware
-async def _explain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer every error as OpenAI's clients expect it."""
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(high=CLIENT_BUFFER_BYTES)
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return error.response()
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        answer = NotFound(f"{request.method} {request.path[:256]}: {error.reason}").response()
-        answer.set_status(error.status)
-        for name, value in error.headers.items():
-            if name.lower() == "allow":
-                answer.headers[name] = value
-        return answer
-    except ConnectionError:
-        raise  # the client has gone: there is nobody to tell
-    except Exception:  # noqa: BLE001  (logged; the client is told)
-        _log.exception("a mistake in the gateway")
-        return ApiError("the gateway made a mistake; its log says more").response()
+        wrong = gateway.table.check_integrity(programs_max=CHECKED_MAX)
+        if wrong:
+            gateway.count("table unsound")
+            if wrong != said:
+                _log.error("the process table does not add up: %s", "; ".join(wrong[:5]))
+            said = wrong

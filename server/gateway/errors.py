@@ -14,6 +14,9 @@ ApiError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from http import HTTPStatus
+
 import orjson
 from aiohttp import web
 
@@ -29,6 +32,7 @@ class ApiError(Exception):
     kind = "server_error"
     code: str | None = None
     retry_after_s: int | None = None
+    about: Mapping[str, str] = {}
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,9 +51,25 @@ class ApiError(Exception):
             }
         )
 
+    def as_http(self, *, close: bool = False) -> bytes:
+        """Return the error as the bytes of an answer."""
+        body = self.body()
+        lines = [
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
+            f"{wire.VERSION}: {wire.PROTOCOL_VERSION}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
+        if self.retry_after_s is not None:
+            lines.append(f"Retry-After: {self.retry_after_s}")
+        lines += (f"{name}: {value}" for name, value in self.about.items())
+        if close:
+            lines.append("Connection: close")
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
     def response(self) -> web.Response:
         """Return the error as an answer."""
-        headers = {wire.VERSION: str(wire.PROTOCOL_VERSION)}
+        headers = {wire.VERSION: str(wire.PROTOCOL_VERSION), **self.about}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
         return web.Response(
@@ -103,9 +123,13 @@ class Busy(ApiError):
 
 
 class EngineBroken(ApiError):
-    """The engine died under the call before it answered."""
+    """The engine died under the call before it answered.
+
+    ``may_retry``: not a byte of an answer came, so that another engine may be asked.
+    """
 
     status, code = 502, "engine_died"
+    may_retry = False
 
 
 class NoEngine(ApiError):

@@ -25,8 +25,8 @@ class Tenant(NamedTuple):
 ANYBODY = Tenant("anybody", b"", 0)
 
 
-def parse_keys(entries: Sequence[str]) -> tuple[Tenant, ...]:
-    """Return the tenants in entries ``tenant:sha256[:handicap_ms]``.
+def parse_keys(entries: Sequence[str], field: str = "api_keys") -> tuple[Tenant, ...]:
+    """Return the tenants in entries ``tenant:sha256[:handicap_ms]`` of a setting.
 
     Raises:
         ConfigError: an entry is malformed; the message does not show it, as it may be a key.
@@ -35,7 +35,7 @@ def parse_keys(entries: Sequence[str]) -> tuple[Tenant, ...]:
     for number, entry in enumerate(entries, start=1):
         match = _ENTRY.match(entry.strip())
         if match is None:
-            raise ConfigError(f"api_keys: entry {number} is not tenant:sha256[:handicap_ms]")
+            raise ConfigError(f"{field}: entry {number} is not tenant:sha256[:handicap_ms]")
         tenants.append(Tenant(match[1], bytes.fromhex(match[2]), int(match[3] or 0)))
     return tuple(tenants)
 
@@ -58,11 +58,16 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key")
 
 
+def digest_of(key: str) -> bytes:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
 def find_tenant(key: str | None, tenants: Sequence[Tenant]) -> Tenant | None:
     """Return whose key it is; every tenant is compared, so that time tells nothing."""
     if key is None:
         return None
-    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    digest = digest_of(key)
     found = None
     for tenant in tenants:
         if hmac.compare_digest(digest, tenant.digest):

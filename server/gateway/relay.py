@@ -12,25 +12,40 @@ import asyncio
 import secrets
 from typing import Any, Final, NamedTuple
 
-import orjson
 from aiohttp import web
 
 from autellix import wire
 
 from .. import call_tag, types
-from ..identity import Identity, clean_body, resolve
+from ..call_log import CallRecord
+from ..identity import OPENER, Identity, clean_body, resolve
 from ..process_table import TableFull
 from ..program import Call
+from ..receipts import ASK_LOWER, CALL_ID
+from ..tracing import Tracer
+from .book import Receipt
 from .errors import ApiError, Busy, EngineBroken, NoEngine, NotFound, Superseded
 from .keys import Tenant
-from .request import build_request, parse_body, prompt_tokens_of, read_body
+from .models import answer_merged
+from .passage import Passage, Passed
+from .request import (
+    ClientRequest,
+    Line,
+    build_request,
+    encode_body,
+    parse_body,
+    prompt_tokens_of,
+    read_body,
+)  # fmt: skip
 from .responses import ResponseHome
-from .state import GATEWAY, Flight, Gateway, lower_headers
+from .state import Flight, Gateway
 from .upstream import Broken, ClientGone, Event, Upstream
 
+_TRACE: Final = "traceparent"
 _OURS: Final = (
     f"{wire.VERSION}: {wire.PROTOCOL_VERSION}\r\n{wire.LEASE}: %d\r\n"
     "X-Autellix-Program: %s\r\nX-Autellix-Family: %s\r\nX-Autellix-Engine: %s\r\n"
+    f"{CALL_ID}: %s\r\n"
 )
 
 
@@ -42,77 +57,89 @@ class Asked(NamedTuple):
     document: dict[str, Any]  # empty if the body is a form
     body: bytes
     edited: bool  # whether ``document`` differs from ``body``
-
-
-class Passed(web.StreamResponse):
-    """An answer whose bytes have already gone to the client's transport."""
-
-    def __init__(self, status: int, *, keep_alive: bool) -> None:
-        super().__init__(status=status or 502)
-        self._passed_keep_alive = keep_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client's connection goes on."""
-        return self._passed_keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Send nothing: it is sent."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Send nothing: it is sent."""
+    wishes: str | None = None  # what the client says of its receipt
 
 
 async def relay_call(request: web.Request) -> web.StreamResponse:
-    """Relay a call of a model."""
-    gateway = request.app[GATEWAY]
-    config = gateway.config
-    headers = lower_headers(request)
-    tenant, scope = gateway.authenticate(headers)
+    """Relay a call of a model that aiohttp has read."""
+    client = ClientRequest.of_web(request)
+    tenant, scope = client.gateway.authenticate(client.headers)
+    config = client.gateway.config
     body = await read_body(request, config.body_bytes_max, config.slow_body_s)
-    form = headers.get("content-type", "").startswith("multipart/")
+    return Passed(await relay(client, tenant, scope, body))
+
+
+async def relay(client: ClientRequest, tenant: Tenant, scope: str, body: bytes) -> Passage:
+    """Relay a call of a model.
+
+    Args:
+        client: The request.
+        tenant: Whose it is.
+        scope: Of its ids.
+        body: All of it, decompressed.
+
+    Raises:
+        ApiError: what the client is told instead; not a byte was sent to it.
+    """
+    gateway = client.gateway
+    form = client.headers.get("content-type", "").startswith("multipart/")
     document: dict[str, Any] = {} if form else parse_body(body)
-    identity = resolve(headers, document, scope)
+    identity = resolve(client.headers, document, scope, infer=gateway.config.infer_sessions)
     identity = _rooted(gateway, identity, document, scope)
     for name in identity.malformed:
         gateway.count(f"malformed {name}")
     edited = clean_body(document)
-    return await _fly(gateway, request, Asked(tenant, identity, document, body, edited))
+    asked = Asked(tenant, identity, document, body, edited, client.headers.get(ASK_LOWER))
+    return await _fly(gateway, client, asked)
 
 
 async def relay_plain(request: web.Request) -> web.StreamResponse:
     """Relay a request that is no call: models, tokenizing."""
-    gateway = request.app[GATEWAY]
-    gateway.authenticate(lower_headers(request))
+    client = ClientRequest.of_web(request)
+    gateway = client.gateway
+    gateway.authenticate(client.headers)
     body = await read_body(request, gateway.config.body_bytes_max, gateway.config.slow_body_s)
+    if request.path == "/v1/models" and gateway.models.is_mixed:
+        return answer_merged(gateway.models)
+    model = _model_asked(request, body) if gateway.models.is_mixed else None
     tried: set[str] = set()
     while True:
-        engine = next((e for e in gateway.ready() if e.engine_id not in tried), None)
+        engine = next((e for e in gateway.ready(model) if e.engine_id not in tried), None)
         if engine is None:
             raise _no_engine(gateway, tried)
         tried.add(engine.engine_id)
         upstream = await _connect(gateway, engine)
         if upstream is None:
             continue
-        payload = build_request(request, engine, body, ())
-        return await _pass(gateway, request, engine, upstream, payload, _version_head(gateway))
+        payload = build_request(client, engine, body, ())
+        head = _version_head(gateway)
+        return Passed(await _pass(gateway, client, engine, upstream, payload, head))
+
+
+def _model_asked(request: web.Request, body: bytes) -> object:
+    """Return the model that a request which is no call is about."""
+    if "model" in request.match_info:
+        return request.match_info["model"]
+    return parse_body(body).get("model") if body else None
 
 
 async def relay_stored(request: web.Request) -> web.StreamResponse:
     """Relay a request about a stored response to the engine that holds it."""
-    gateway = request.app[GATEWAY]
-    _, scope = gateway.authenticate(lower_headers(request))
+    client = ClientRequest.of_web(request)
+    gateway = client.gateway
+    _, scope = gateway.authenticate(client.headers)
     response_id = request.match_info["response_id"]
     body = await read_body(request, gateway.config.body_bytes_max, gateway.config.slow_body_s)
     engine = _holder(gateway, response_id, scope)
     upstream = await _connect(gateway, engine)
     if upstream is None:
         raise EngineBroken(f"engine {engine.engine_id} does not accept connections")
-    payload = build_request(request, engine, body, ())
-    return await _pass(gateway, request, engine, upstream, payload, _version_head(gateway))
+    payload = build_request(client, engine, body, ())
+    head = _version_head(gateway)
+    return Passed(await _pass(gateway, client, engine, upstream, payload, head))
 
 
-async def _fly(gateway: Gateway, request: web.Request, asked: Asked) -> web.StreamResponse:
+async def _fly(gateway: Gateway, request: ClientRequest, asked: Asked) -> Passage:
     scope = asked.identity.arrival.scope
     _admit(gateway, scope)
     try:
@@ -126,25 +153,49 @@ async def _fly(gateway: Gateway, request: web.Request, asked: Asked) -> web.Stre
     gateway.flights_by_scope[scope] = gateway.flights_by_scope.get(scope, 0) + 1
     if earlier is not None:
         _supersede(gateway, earlier)
+    if gateway.book is not None:
+        flight.record = gateway.book.begin(
+            call, asked.identity, request.path, asked.document, len(asked.body)
+        )
+        if gateway.book.tracer is not None:
+            _trace(gateway.book.tracer, flight.record, request)
     completed = False
+    status = 500  # unless we learn otherwise, it is a mistake of ours
     try:
         response = await _try_engines(gateway, request, asked, call, flight)
-        completed = response.status < 400
+        status = response.status
+        completed = status < 400
         return response
+    except ApiError as error:
+        status = error.status
+        error.about = {"X-Autellix-Program": call.program.program_id, CALL_ID: call.call_id}
+        raise
+    except (asyncio.CancelledError, ConnectionError):
+        status = 499  # the client has hung up
+        raise
     finally:
         gateway.table.end_call(call, gateway.clock.now_s(), completed=completed)
+        gateway.call_over(call.call_id)
         del gateway.flights[call.call_id]
         left = gateway.flights_by_scope[scope] - 1
         if left:
             gateway.flights_by_scope[scope] = left
         else:
             del gateway.flights_by_scope[scope]
+        if gateway.book is not None and flight.record is not None:
+            gateway.book.end(call, flight.record, flight.upstream, status)
 
 
 async def _try_engines(
-    gateway: Gateway, request: web.Request, asked: Asked, call: Call, flight: Flight
-) -> web.StreamResponse:
-    """Send the call to an engine; to another only if the first one took no byte of it."""
+    gateway: Gateway, request: ClientRequest, asked: Asked, call: Call, flight: Flight
+) -> Passage:
+    """Send the call to an engine that takes it; once more elsewhere if that one dies silently.
+
+    An engine that refuses the connection has seen nothing of the call, so any number of those are
+    tried. One that died before its first byte may have worked on it: that is forgiven once, as a
+    call that kills engines must not kill them all, and never for a background response, of which
+    nobody knows how far it came.
+    """
     document, program = asked.document, call.program
     tag = _tag_of(call)
     body = asked.body
@@ -153,15 +204,16 @@ async def _try_engines(
         document["request_id"] = f"resp_{tag}"
     previous = document.get("previous_response_id") if stored else None
     if asked.edited or stored:
-        body = orjson.dumps(document)
+        body = encode_body(document)
     info = _info_of(gateway, request, document, body, call)
     ours = _orders(gateway, asked, call, tag)
     tried: set[str] = set()
+    died: EngineBroken | None = None
     while True:
-        ready = [e for e in _candidates(gateway, previous, call) if e.engine_id not in tried]
-        if not ready:
-            raise _no_engine(gateway, tried)
-        engine = gateway.place(info, ready)
+        asked_s = gateway.clock.now_s()
+        engine = _choose(gateway, info, previous, program.scope, tried, died)
+        if gateway.book is not None and flight.record is not None:
+            gateway.book.sent(flight.record, engine, info, tried, previous, asked_s)
         tried.add(engine.engine_id)
         gateway.table.dispatch(call, engine.engine_id)
         upstream = await _connect(gateway, engine)
@@ -179,12 +231,29 @@ async def _try_engines(
             )
         payload = build_request(request, engine, body, ours)
         head = _call_head(gateway, asked.identity, call, engine)
+        receipt = _receipt_of(gateway, asked, flight)
         try:
-            return await _pass(gateway, request, engine, upstream, payload, head)
-        except EngineBroken:
+            return await _pass(gateway, request, engine, upstream, payload, head, receipt)
+        except EngineBroken as error:
             if flight.superseded:
                 raise Superseded("call: a retry of it has taken its place") from None
-            raise
+            if died is not None or not error.may_retry or (stored and document.get("background")):
+                raise
+            died = error
+            gateway.count("retried elsewhere")
+
+
+def _trace(tracer: Tracer, record: CallRecord, request: ClientRequest) -> None:
+    """Give the engine the call's span as its context, in place of the client's."""
+    context = tracer.begin(record, request.headers.get(_TRACE)).header
+    line = Line(_TRACE, context, f"{_TRACE}: {context}\r\n".encode())
+    request.lines = [*(kept for kept in request.lines if kept.name != _TRACE), line]
+
+
+def _receipt_of(gateway: Gateway, asked: Asked, flight: Flight) -> Receipt | None:
+    if gateway.book is None or flight.record is None:
+        return None
+    return gateway.book.receipt(flight.record, asked.wishes)
 
 
 def _tag_of(call: Call) -> str:
@@ -201,7 +270,7 @@ def _tag_of(call: Call) -> str:
 
 
 def _info_of(
-    gateway: Gateway, request: web.Request, document: dict[str, Any], body: bytes, call: Call
+    gateway: Gateway, request: ClientRequest, document: dict[str, Any], body: bytes, call: Call
 ) -> types.CallInfo:
     model = document.get("model")
     return types.CallInfo(
@@ -214,54 +283,100 @@ def _info_of(
         prompt_tokens=prompt_tokens_of(document),
         home=call.program.home,
         loads=gateway.table.loads(),
+        content=body,
     )
 
 
-def _candidates(gateway: Gateway, previous: object, call: Call) -> list[types.Engine]:
-    """Return the engines that may get a call; only one does if it goes on a stored response."""
-    if isinstance(previous, str):
-        return [_holder(gateway, previous, call.program.scope)]
-    return gateway.ready()
+def _choose(
+    gateway: Gateway,
+    info: types.CallInfo,
+    previous: object,
+    scope: str,
+    tried: set[str],
+    died: EngineBroken | None,
+) -> types.Engine:
+    """Return the engine that gets a call next; only one may if it goes on a stored response."""
+    ready = gateway.ready(info.model)
+    if isinstance(previous, str) and died is not None:
+        ready = []
+    elif isinstance(previous, str):
+        ready = [_holder(gateway, previous, scope)]
+    ready = [engine for engine in ready if engine.engine_id not in tried]
+    if not ready:
+        raise died or _no_engine(gateway, tried)
+    return gateway.place(info, ready)
 
 
 async def _pass(
     gateway: Gateway,
-    request: web.Request,
+    request: ClientRequest,
     engine: types.Engine,
     upstream: Upstream,
     payload: bytes,
     head: bytes,
-) -> web.StreamResponse:
+    receipt: Receipt | None = None,
+) -> Passage:
     """Send a request and pass its answer to the client; the connection is given back."""
     sink = request.transport
-    if sink is None:
-        upstream.abort()
-        raise ConnectionResetError("the client has gone")
-    keep_alive = request.keep_alive and request.version >= (1, 1)
-    if not keep_alive:
+    if not request.keep_alive:
         head += b"Connection: close\r\n"
     try:
-        upstream.send(payload, sink, head, dechunk=request.version < (1, 1))
-        while await upstream.wait() is Event.CLIENT_FULL:
+        _send(request, upstream, payload, sink, head, receipt)
+        while (event := await upstream.wait()) is not Event.DONE:
+            if event is Event.HEAD_HELD:
+                assert receipt is not None, "nobody else has heads held"
+                await receipt.wait()
+                upstream.release_head()
+                continue
             async with asyncio.timeout(gateway.config.slow_client_s):
-                await request.writer.drain()
+                await request.drain()
             upstream.go_on()
+        if receipt is not None and upstream.is_open_ended:
+            await receipt.wait()
+            upstream.finish(receipt.comment())
     except Broken as error:
         gateway.engines.note_failure(engine.engine_id)
         gateway.count("engine died")
         if not error.head_sent:
-            raise EngineBroken(f"engine {engine.engine_id} died under the call: {error}") from None
+            broken = EngineBroken(f"engine {engine.engine_id} died under the call: {error}")
+            broken.may_retry = error.by_engine
+            raise broken from None
         sink.abort()  # no second status line: the client must see that the answer is cut off
-        return Passed(502, keep_alive=False)
+        return Passage(502, keep_alive=False)
     except ClientGone:
-        return Passed(499, keep_alive=False)
+        return Passage(499, keep_alive=False)
     except TimeoutError:
         gateway.count("client too slow")
         sink.abort()
-        return Passed(499, keep_alive=False)
+        return Passage(499, keep_alive=False)
     finally:
         gateway.connections.release(upstream)
-    return Passed(upstream.status, keep_alive=keep_alive)
+    return Passage(upstream.status, request.keep_alive and not upstream.ends_by_close)
+
+
+def _send(
+    request: ClientRequest,
+    upstream: Upstream,
+    payload: bytes,
+    sink: asyncio.Transport,
+    head: bytes,
+    receipt: Receipt | None,
+) -> None:
+    """Send a request, and have the answer passed as the client wants its receipt."""
+    if receipt is None:
+        upstream.send(payload, sink, head, dechunk=request.old)
+        return
+    full = receipt.is_full and not request.old
+    streamed = receipt.record.streamed
+    upstream.send(
+        payload,
+        sink,
+        head,
+        late_head=receipt.head,
+        dechunk=request.old,
+        hold_head=full and not streamed,
+        append=full and streamed,
+    )
 
 
 async def _connect(gateway: Gateway, engine: types.Engine) -> Upstream | None:
@@ -311,7 +426,7 @@ def _orders(
 def _rooted(gateway: Gateway, identity: Identity, document: dict[str, Any], scope: str) -> Identity:
     """Return an untagged call that goes on a stored response as a call of that one's session."""
     previous = document.get("previous_response_id")
-    if identity.family is not None or not isinstance(previous, str):
+    if identity.family not in (None, OPENER) or not isinstance(previous, str):
         return identity
     home = gateway.homes.get(previous, scope)
     if home is None:
@@ -327,7 +442,7 @@ def _holder(gateway: Gateway, response_id: str, scope: str) -> types.Engine:
     home = gateway.homes.get(response_id, scope)
     if home is not None:
         for engine in gateway.ready():
-            if engine.engine_id == home.engine_id and engine.address == home.address:
+            if engine.address == home.address:
                 return engine
     raise NotFound(
         f"response_id: {response_id[:128]!r} is not held by any engine; it was never made with "
@@ -356,6 +471,7 @@ def _call_head(gateway: Gateway, identity: Identity, call: Call, engine: types.E
         call.program.program_id,
         identity.family or "untagged",
         engine.engine_id,
+        call.call_id,
     )
     if identity.malformed:
         head += f"X-Autellix-Ignored: {', '.join(identity.malformed)}\r\n"

@@ -89,20 +89,26 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 
 async def list_programs(request: web.Request) -> web.Response:
-    """Show all programs, untagged calls included; an admin those of everybody."""
+    """Show all programs, untagged calls included; an admin those of everybody, and all counts."""
     gateway = request.app[GATEWAY]
     headers = lower_headers(request)
-    scope = None
-    if not gateway.is_admin(request, headers):
-        _, scope = gateway.authenticate(headers)
-    rows = gateway.table.program_views(gateway.clock.now_s(), scope, rows_max=ROWS_MAX)
+    table, now_s = gateway.table, gateway.clock.now_s()
+    if gateway.is_admin(request):
+        return _answer(
+            {
+                "programs": table.program_views(now_s, rows_max=ROWS_MAX),
+                "programs_total": len(table),
+                "calls_in_flight": table.in_flight,
+                "table": table.counts,
+                "gateway": gateway.counts,
+            }
+        )
+    _, scope = gateway.authenticate(headers)
     return _answer(
         {
-            "programs": rows,
-            "programs_total": len(gateway.table),
-            "calls_in_flight": gateway.table.in_flight,
-            "table": gateway.table.counts,
-            "gateway": gateway.counts,
+            "programs": table.program_views(now_s, scope, rows_max=ROWS_MAX),
+            "programs_total": table.count_of(scope),
+            "calls_in_flight": gateway.flights_by_scope.get(scope, 0),
         }
     )
 
@@ -111,7 +117,7 @@ async def list_engines(request: web.Request) -> web.Response:
     """Show the engines, as the pool sees them, with the calls that the gateway has with each."""
     gateway = request.app[GATEWAY]
     headers = lower_headers(request)
-    if not gateway.is_admin(request, headers):
+    if not gateway.is_admin(request):
         gateway.authenticate(headers)
     return _answer({"engines": [dict(view) for view in gateway.engine_views()],
                     "loads": gateway.table.loads()})  # fmt: skip
@@ -212,7 +218,10 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
     host = document.get("host")
     if host is not None and not (isinstance(host, str) and len(host) <= 255):
         raise _not_allowed("host", host, "a text of at most 255 characters")
-    known = ("name", "parent", "conversation", "metadata", "pid", "host", "ttl_s")
+    framework = document.get("framework")
+    if framework is not None and not (isinstance(framework, str) and _NAME.match(framework)):
+        raise _not_allowed("framework", framework, f"1 to {NAME_CHARS_MAX} characters, as a name")
+    known = ("name", "parent", "conversation", "metadata", "pid", "host", "ttl_s", "framework")
     return {field: document[field] for field in known if document.get(field) is not None}
 
 

@@ -9,11 +9,15 @@ from typing import Any, Final
 from aiohttp import web
 
 from .. import types
+from ..call_log import CallRecord
 from ..clock import Clock
 from ..process_table import ProcessTable
+from .bodies import BodyRoom
+from .book import CallBook
 from .config import GatewayConfig
 from .errors import Unauthorized
 from .keys import ANYBODY, Tenant, find_tenant, presented_key, scope_of
+from .models import ModelIndex
 from .responses import ResponseHomes
 from .upstream import Connections, Upstream
 
@@ -25,6 +29,7 @@ class Flight:
     scope: str
     upstream: Upstream | None = None
     superseded: bool = False
+    record: CallRecord | None = None  # None: no book is kept
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +45,13 @@ class Gateway:
     forget_programs: Callable[[Sequence[str]], None]
     engine_views: Callable[[], Sequence[Mapping[str, Any]]]
     tenants: tuple[Tenant, ...]
-    admins: tuple[Tenant, ...]
     connections: Connections
     homes: ResponseHomes
+    models: ModelIndex
+    bodies: BodyRoom
+    book: CallBook | None = None
+    #: Told that a call is over, which ``place`` was asked about any number of times, even none.
+    call_over: Callable[[str], None] = lambda _: None
     flights: dict[str, Flight] = field(default_factory=dict)
     flights_by_scope: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -66,20 +75,24 @@ class Gateway:
             raise Unauthorized("authorization: the API key is missing or not one of this server's")
         return tenant, scope_of(key, tenant)
 
-    def is_admin(self, request: web.BaseRequest, headers: Mapping[str, str]) -> bool:
-        """Return whether a request may see everybody's sessions."""
-        if self.admins:
-            return find_tenant(presented_key(headers), self.admins) is not None
-        if self.tenants:
-            return False
-        return request.remote in (None, "127.0.0.1", "::1")
+    def is_admin(self, request: web.BaseRequest) -> bool:
+        """Return whether a request may see what is everybody's.
 
-    def ready(self) -> list[types.Engine]:
-        """Return the engines that may get calls."""
-        return [e for e in self.engines.all() if e.state is types.EngineState.READY]
+        On the admin site it may; from a client only on this machine and if there are no keys.
+        """
+        if request.get(ADMIN, False):
+            return True
+        return not self.tenants and request.remote in (None, "127.0.0.1", "::1")
+
+    def ready(self, model: object = None) -> list[types.Engine]:
+        """Return the engines that may get calls, or those of a model."""
+        ready = [e for e in self.engines.all() if e.state is types.EngineState.READY]
+        return ready if model is None else self.models.serving(model, ready)
 
 
 GATEWAY: Final = web.AppKey("gateway", Gateway)
+ADMIN: Final = web.RequestKey("admin", bool)  # it has shown the admin key
+BODY_BYTES: Final = web.RequestKey("body bytes", int)  # room that its body takes
 
 
 def lower_headers(request: web.BaseRequest) -> dict[str, str]:

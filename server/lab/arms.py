@@ -97,8 +97,10 @@ class AutellixSeat:
     def before_step(self, now_s: float) -> None:
         """Do nothing: it preempts by itself."""
 
-    def after_finish(self, run: CallRun, now_s: float) -> None:
-        """Do nothing: it accounts by itself."""
+    def after_finish(self, run: CallRun, now_s: float) -> None:  # noqa: ARG002
+        """Say that a program is over, as the gateway does; the rest it accounts by itself."""
+        if run.program.calls_left == 1:  # this call; it is taken off after us
+            self.scheduler.autellix.forget((str(run.program.number),))
 
 
 def scheduler_of(
@@ -182,6 +184,18 @@ def _admission(profile: Profile) -> Seat:
     )
 
 
+def _continuum(profile: Profile) -> Seat:
+    from .agent_arms import ContinuumSeat
+
+    return ContinuumSeat(profile)
+
+
+def _thunder(profile: Profile) -> Seat:
+    from .agent_arms import ThunderSeat
+
+    return ThunderSeat(profile)
+
+
 def _clairvoyant(name: str) -> Maker:
     def make(profile: Profile) -> Seat:
         from .clairvoyant import seat
@@ -200,8 +214,11 @@ ARMS: Final[dict[str, Maker]] = {
     "atlas": lambda profile: AutellixSeat(profile, {"policy": "atlas"}),
     "plas-paper": lambda profile: AutellixSeat(profile, {"policy": "plas", "order": "call"}),
     "atlas-paper": lambda profile: AutellixSeat(profile, {"policy": "atlas", "order": "call"}),
+    "adaptive": lambda profile: AutellixSeat(profile, {"policy": "adaptive"}),
     "pfcfs": _program_fcfs,
     "admit": _admission,
+    "continuum": _continuum,
+    "thunder": _thunder,
     **{name: _clairvoyant(name) for name in CLAIRVOYANT},
 }
 
@@ -225,7 +242,7 @@ def build(name: str, profile: Profile) -> Seat:
     if name in ARMS:
         return ARMS[name](profile)
     policy, colon, settings = name.partition(":")
-    if not colon or policy not in ("mlfq", "plas", "atlas"):
+    if not colon or policy not in ("mlfq", "plas", "atlas", "adaptive"):
         raise UnknownArmError(f"no policy {name!r}; there are {', '.join(ARMS)}")
     return AutellixSeat(profile, {"policy": policy, **_settings(name, settings)})
 

@@ -43,6 +43,7 @@ def _run(command: Callable[[Sequence[str]], int], name: str, argv: Sequence[str]
     """Run a command and turn a user's mistake into one line and status 2."""
     from autellix.errors import ConfigError
 
+    from ..policy.balancer import UnknownPlacementError
     from .arms import UnknownArmError
     from .cost_model import ProfileError
     from .report import ReportError
@@ -51,7 +52,7 @@ def _run(command: Callable[[Sequence[str]], int], name: str, argv: Sequence[str]
 
     mistakes = (
         ArgumentTypeError, ConfigError, ProfileError, ReportError, ServerError, TraceError,
-        UnknownArmError,
+        UnknownArmError, UnknownPlacementError,
     )  # fmt: skip
 
     try:

@@ -127,6 +127,7 @@ class Prompt(NamedTuple):
     output_start: int  # where the output begins in that segment
     shared_tokens: int  # first tokens that stand in an earlier call or in its group
     known_hashes: Sequence[bytes]
+    pieces: tuple[Piece, ...] = ()  # where prompt and output come from
 
     def output_token(self, place: int) -> int:
         """Return the token that the call generates after ``place`` others."""
@@ -164,17 +165,17 @@ class ProgramContent:
                 source = call.cached_prefix_of
                 self._references[source] = self._references.get(source, 0) + 1
 
-    def begin(self, call: Call) -> Prompt:
+    def begin(self, call: Call, *, with_tokens: bool = True) -> Prompt:
         """Return the prompt of a call whose parents are over."""
         laid = self._lay(call)
         tokens: list[int] = []
         left = call.prompt_tokens
-        for segment, start, count in laid.pieces:
+        for segment, start, count in laid.pieces if with_tokens else ():
             take = min(count, left)
             tokens += segment_tokens(segment, start, start + take)
             left -= take
         known = self._known(call)[: laid.shared_tokens // self._segments.block_tokens]
-        return Prompt(tokens, laid.segment, laid.new_tokens, laid.shared_tokens, known)
+        return Prompt(tokens, laid.segment, laid.new_tokens, laid.shared_tokens, known, laid.pieces)
 
     def made(self, call: Call, hashes: Sequence[bytes]) -> None:
         """Keep the growing list of a request's hashes for the calls that continue it."""

@@ -18,13 +18,15 @@ from .cost_model import Profile
 from .run_state import ProgramRun
 from .simulate import Outcome, Simulation, Watcher, order_digest
 from .trace import Program
+from .virtual_fleet import Faults
 from .workload import Arrival, Waits
 
 #: Figures under this name are read off a clock: they differ from run to run, and ``document``
 #: leaves them out.
 MEASURED: Final = "measured"
 
-Mode = Literal["open", "closed", "offline", "burst"]
+Mode = Literal["open", "closed", "offline", "burst", "crowd"]
+CROWD_SIZE: Final = 200  # programs that come all at once in the mode of that name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Cell:
     seed: int = 0
     mode: Mode = "open"
     engines: int = 1
+    balancer: str = "locality"
+    faults: Faults = field(default_factory=Faults)
     programs: int | None = None  # a smoke run: so many programs, all measured
     concurrency: int | None = None  # closed loop
     rule: Rule = field(default_factory=Rule)
@@ -104,8 +108,10 @@ def run_cell(
     }
     if cell.mode in ("closed", "offline"):
         figures["makespan_s"] = metrics.rounded(now_s)
-    if cell.mode == "burst":
+    if cell.mode in ("burst", "crowd"):
         figures["response_by_arrival_s"] = by_arrival(outcome, now_s)
+    if cell.mode == "crowd":
+        figures["recovery_s"] = recovery_s(outcome, cell.rule, now_s)
     return figures
 
 
@@ -127,6 +133,8 @@ def simulate_cell(
         _arrivals(cell, fits),
         cell.waits,
         engines=cell.engines,
+        balancer=cell.balancer,
+        faults=cell.faults,
         concurrency=cell.concurrency if cell.mode == "closed" else None,
         keep_calls=measured,
         watcher=watcher,
@@ -138,6 +146,10 @@ def _arrivals(cell: Cell, fits: Sequence[Program]) -> Iterator[Arrival]:
     rule = cell.rule
     if cell.mode in ("offline", "closed"):
         return workload.at_once(fits, cell.programs or len(fits), cell.seed)
+    if cell.mode == "crowd":
+        return workload.crowd(
+            fits, cell.rate_per_s, rule.horizon_s, cell.seed, rule.warmup_s, CROWD_SIZE
+        )
     if cell.mode == "burst":
         phases = [
             (cell.rate_per_s * 0.5, rule.warmup_s),
@@ -203,3 +215,26 @@ def by_arrival(outcome: Outcome, now_s: float, window_s: float = 150.0) -> list[
         [place * window_s, len(taken), metrics.rounded(sum(taken) / len(taken))]
         for place, taken in sorted(windows.items())
     ]
+
+
+def recovery_s(outcome: Outcome, rule: Rule, now_s: float, window_s: float = 60.0) -> float | None:
+    """Return how long after a crowd the mean response is twice what it was before, at most.
+
+    By window of arrival, the crowd itself not counted; the window's end counts, and every window
+    after it has to be as good. None: not within the arrivals.
+    """
+    calm: list[float] = []
+    windows: dict[int, list[float]] = {}
+    for program in outcome.programs:
+        response_s = metrics.response_s(program, now_s)
+        after_s = program.arrival_s - rule.warmup_s
+        if program.number >= workload.CROWD_FROM:
+            continue
+        if after_s >= 0:
+            windows.setdefault(int(after_s // window_s), []).append(response_s)
+        elif program.arrival_s >= rule.warmup_s / 2:
+            calm.append(response_s)
+    limit_s = 2 * sum(calm) / max(1, len(calm))
+    slow = [n for n, taken in windows.items() if sum(taken) / len(taken) > limit_s]
+    last = max(slow, default=-1)
+    return None if last == max(windows, default=-1) else (last + 2) * window_s

@@ -16,7 +16,7 @@ class CallRun:
     """One call that has arrived at an engine."""
 
     __slots__ = (
-        "arrival_s", "call", "finished_s", "first_token_s", "high_tokens", "hit_tokens",
+        "arrival_s", "call", "engine", "finished_s", "first_token_s", "high_tokens", "hit_tokens",
         "last_token_s", "level", "longest_gap_s", "place", "program", "prompt", "recomputed_tokens",
         "request", "request_id", "service_s", "started_s",
     )  # fmt: skip
@@ -46,6 +46,7 @@ class CallRun:
         self.hit_tokens = 0
         self.recomputed_tokens = 0
         self.level = 0
+        self.engine = 0  # its number
 
     @property
     def wait_s(self) -> float:

@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from . import arms
+from .coarse_engine import ORDERS
 from .content import ProgramContent, Segments
 from .cost_model import Profile
 from .run_state import CallRun, ProgramFacts, ProgramRun
-from .virtual_engine import EngineTotals, VirtualEngine
+from .virtual_engine import EngineTotals
+from .virtual_fleet import NO_FAULTS, Faults, SomeEngine, VirtualFleet
 from .workload import Arrival, Waits
 
-_ARRIVE, _READY, _LAND, _LAUNCH = range(4)
+_ARRIVE, _READY, _LAND, _LAUNCH, _DEATH = range(5)
 
 
 class Watcher(Protocol):
     """Sees every step; the invariant checker is one."""
 
-    def after_step(self, simulation: Simulation, engine: VirtualEngine, now_s: float) -> None:
+    def after_step(self, simulation: Simulation, engine: SomeEngine, now_s: float) -> None:
         """Look at the state after a step has ended."""
         ...
 
@@ -51,6 +52,8 @@ class Simulation:
         arrivals: When which program begins, in time order.
         waits: How tool times are replayed.
         engines: How many.
+        balancer: Which engine gets a call; one of ``policy.balancer.PLACEMENTS``.
+        faults: What is wrong with engines.
         concurrency: Closed loop: so many programs at once, arrival times are not looked at.
         keep_calls: Of which programs the outcome lists the calls (memory).
         watcher: Looks after every step.
@@ -64,13 +67,14 @@ class Simulation:
         waits: Waits,
         *,
         engines: int = 1,
+        balancer: str = "locality",
+        faults: Faults = NO_FAULTS,
         concurrency: int | None = None,
         keep_calls: Callable[[ProgramRun], bool] = lambda _: True,
         watcher: Watcher | None = None,
     ) -> None:
-        self.engines = [
-            VirtualEngine(arms.build(arm, profile), profile, index) for index in range(engines)
-        ]
+        self.fleet = VirtualFleet(profile, arm, engines, balancer, faults)
+        self.engines = self.fleet.engines
         self.live: dict[int, ProgramRun] = {}
         self.created = 0
         self.ended = 0
@@ -85,7 +89,9 @@ class Simulation:
         self._facts: dict[tuple[str, int], ProgramFacts] = {}
         self._events: list[tuple[float, int, int, object]] = []
         self._sequence = 0
-        self._home: dict[int, VirtualEngine] = {}
+        self._with_tokens = arm not in ORDERS
+        for index, at_s in faults.dead_s:
+            self._push(at_s, _DEATH, index)
         self._outcome = Outcome([], [], [e.totals for e in self.engines], 0.0)
 
     def run(self, until: Callable[[float, Simulation], bool] = lambda *_: False) -> Outcome:
@@ -115,6 +121,8 @@ class Simulation:
             self._start(what[0], what[1], now_s)
         elif kind == _LAND:
             self._land(what, now_s)
+        elif kind == _DEATH:
+            self._kill(what, now_s)
         else:
             self._launch(what, now_s)
 
@@ -161,23 +169,24 @@ class Simulation:
 
     def _start(self, program: ProgramRun, place: int, now_s: float) -> None:
         assert program.content is not None
-        prompt = program.content.begin(program.program.calls[place])
-        run = CallRun(program, place, prompt, now_s)
-        engine = self._engine_of(program)
+        prompt = program.content.begin(program.program.calls[place], with_tokens=self._with_tokens)
+        self._send(CallRun(program, place, prompt, now_s), now_s)
+
+    def _send(self, run: CallRun, now_s: float) -> None:
+        engine = self.fleet.place(run, now_s)
         engine.add(run, now_s)
         if not engine.has_batch:
             self._launch(engine, now_s)
+        elif (end_s := engine.cut(now_s)) is not None:
+            self._push(end_s, _LAND, engine)
 
-    def _engine_of(self, program: ProgramRun) -> VirtualEngine:
-        if len(self.engines) == 1:
-            return self.engines[0]
-        home = self._home.get(program.number)
-        if home is None:
-            home = min(self.engines, key=lambda engine: (engine.calls, engine.index))
-            self._home[program.number] = home
-        return home
+    def _kill(self, index: int, now_s: float) -> None:
+        """An engine dies; its calls begin again elsewhere, as if their client had asked again."""
+        for lost in self.fleet.kill(index):
+            run = CallRun(lost.program, lost.place, lost.prompt, lost.arrival_s)
+            self._send(run, now_s)
 
-    def _launch(self, engine: VirtualEngine, now_s: float) -> None:
+    def _launch(self, engine: SomeEngine, now_s: float) -> None:
         before = engine.has_batch
         at_s = engine.launch(now_s)
         if at_s is not None:
@@ -185,7 +194,9 @@ class Simulation:
             if engine.has_batch and not before:  # fill the pipeline
                 self._launch(engine, now_s)
 
-    def _land(self, engine: VirtualEngine, now_s: float) -> None:
+    def _land(self, engine: SomeEngine, now_s: float) -> None:
+        if engine.index in self.fleet.dead or engine.end_s != now_s:
+            return  # it has died, or its stretch was cut short
         finished = engine.land(now_s)
         for run in finished:
             self._finish(run, now_s)
@@ -199,11 +210,12 @@ class Simulation:
         if self._keep_calls(program):
             self._outcome.calls.append(run)
         run.request = None
+        self.fleet.call_over(run, now_s)
         for place in program.finish(run):
             self._ready(program, place, now_s)
         if program.ended_s is not None:
             del self.live[program.number]
-            self._home.pop(program.number, None)
+            self.fleet.program_over(program)
             self.ended += 1
             self._outcome.programs.append(program)
             self._outcome.backlog.append((now_s, len(self.live)))

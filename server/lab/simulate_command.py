@@ -7,15 +7,16 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from . import capacity, cost_model, gate, trace
-from .measure import MEASURED, Cell, Rule, run_cell
+from . import capacity, cost_model, gate
+from .cells import run_cells
+from .measure import MEASURED, Cell, Mode, Rule
 from .result_cache import ResultCache
+from .virtual_fleet import Faults
 from .workload import WAIT_CAP_S, Waits
 
 
@@ -37,12 +38,10 @@ def main(argv: Sequence[str]) -> int:
         cells = list(_cells(arguments))
     kept = []
     sys.stdout.write(_HEAD)
-    for cell in cells:
-        started_s = time.monotonic()
-        programs = _load(cell.trace)
-        result = results.get(cell, partial(run_cell, cell, programs))
+    sys.stdout.flush()
+    for result, took_s in run_cells(cells, results, arguments.jobs):
         kept.append(result)
-        sys.stdout.write(_line(result, time.monotonic() - started_s))
+        sys.stdout.write(_line(result, took_s))
         sys.stdout.flush()
     if arguments.json:
         _write(kept, arguments.json)
@@ -72,12 +71,10 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print the highest rate that the clairvoyant reference sustains."""
     low, high = arguments.capacity[0], arguments.capacity[-1]
     cell = next(_cells(arguments))
-    programs = _load(cell.trace)
 
     def run(cell: Cell) -> dict[str, Any]:
-        started_s = time.monotonic()
-        result = results.get(cell, partial(run_cell, cell, programs))
-        sys.stdout.write(_line(result, time.monotonic() - started_s))
+        ((result, took_s),) = run_cells([cell], results)
+        sys.stdout.write(_line(result, took_s))
         sys.stdout.flush()
         return result
 
@@ -91,11 +88,6 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     return 0
 
 
-@cache
-def _load(name: str) -> tuple[trace.Program, ...]:
-    return trace.load(name)
-
-
 def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
     profile = cost_model.load(arguments.profile)
     rule = Rule()
@@ -103,7 +95,7 @@ def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
         rule = rule.shortened(arguments.horizon)
     for rate in arguments.rate:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-            for arm in arguments.policy:
+            for arm, balancer in product(arguments.policy, arguments.balancer):
                 yield Cell(
                     trace=arguments.trace,
                     arm=arm,
@@ -112,8 +104,10 @@ def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
                     seed=seed,
                     mode=arguments.mode,
                     engines=arguments.engines,
+                    balancer=balancer,
+                    faults=Faults(slow=arguments.slow, dead_s=arguments.dead),
                     programs=arguments.programs,
-                    concurrency=arguments.concurrency,
+                    concurrency=arguments.concurrency if arguments.mode == "closed" else None,
                     rule=rule,
                     waits=Waits(
                         null=arguments.null_waits,
@@ -132,7 +126,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
     add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
     add("--engines", type=int, default=1, help="how many")
-    add("--mode", choices=("open", "closed", "offline", "burst"), default="open")
+    add("--balancer", type=_words, default=["locality"], help="which engine gets a call, with "
+        "commas between; see docs/balancer.md")  # fmt: skip
+    add("--slow", type=_numbered, default=(), metavar="ENGINE=TIMES", help="an engine that takes "
+        "so many times as long, with commas between")  # fmt: skip
+    add("--dead", type=_numbered, default=(), metavar="ENGINE=SECOND", help="an engine that dies "
+        "then, with commas between")  # fmt: skip
+    add("--mode", choices=get_args(Mode), default="open")
     add("--programs", type=int, help="smoke run: so many programs, all measured; no ratio of "
         "such runs means anything")  # fmt: skip
     add("--concurrency", type=int, default=16, help="programs at once in closed mode")
@@ -148,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--gate", action="store_true", help="run the gate set (gate.toml) instead")
     add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
         "these that the clairvoyant reference sustains")  # fmt: skip
+    add("--jobs", type=_count, default=1, metavar="N", help="run so many cells at once, each in a "
+        "process of its own")  # fmt: skip
     add("--plot", type=Path, metavar="DIR", help="draw them")
     add("--cache", type=Path, metavar="DIR", help="keep results by code, trace and profile")
     return parser
@@ -164,24 +166,49 @@ def _numbers(text: str) -> list[float]:
     return numbers
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def _numbered(text: str) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [word.split("=") for word in _words(text)]
+        return tuple((int(engine), float(value)) for engine, value in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ENGINE=NUMBER") from None
+
+
 _HEAD = (
-    f"{'policy':14}{'rate':>7}{'seed':>5}{'n':>6}{'left':>5}  "
+    f"{'policy':14}{'balancer':14}{'rate':>7}{'seed':>5}{'n':>6}{'left':>5}  "
     f"{'token latency ms: mean':>23}{'p95':>8}{'p99':>8}  {'response s':>10}"
     f"{'slowdown':>9}{'hits':>6}{'recomp':>7}{'batch':>7}{'backlog/s':>10}"
     f"{'ms/step':>8}{'took s':>8}\n"
 )
 
 
+def _balancer(result: dict[str, Any]) -> str:
+    return str(result["balancer"]) if result["engines"] > 1 else "-"
+
+
 def _line(result: dict[str, Any], took_s: float) -> str:
     token, engine = result["token_latency_s"], result["engine"]
     if not token:
-        return f"{result['arm']:14}{result['rate_per_s']:7.3g}  no program is measured\n"
+        return f"{result['arm']:28}{result['rate_per_s']:7.3g}  no program is measured\n"
     return (
-        f"{result['arm']:14}{result['rate_per_s']:7.3g}{result['seed']:5d}"
+        f"{result['arm']:13} {_balancer(result):14}{result['rate_per_s']:7.3g}{result['seed']:5d}"
         f"{result['programs']:6d}{result['unfinished']:5d}  "
         f"{token['mean'] * 1e3:23.1f}{token['p95'] * 1e3:8.1f}{token['p99'] * 1e3:8.1f}  "
         f"{result['response_s']['mean']:10.2f}{result['slowdown']['mean']:9.2f}"
         f"{engine['prefix_hit_share']:6.2f}{engine['recomputed_share']:7.3f}"
         f"{engine['mean_batch']:7.1f}{result['backlog_slope_per_s']:10.4f}"
-        f"{result[MEASURED]['decision_ms_per_step']:8.2f}{took_s:8.1f}\n"
+        f"{result[MEASURED]['decision_ms_per_step']:8.2f}{took_s:8.1f}{_recovery(result)}\n"
     )
+
+
+def _recovery(result: dict[str, Any]) -> str:
+    if result["mode"] != "crowd":
+        return ""
+    seconds = result["recovery_s"]
+    return "  never back" if seconds is None else f"  back in {seconds:.0f} s"

@@ -105,11 +105,25 @@ class VirtualEngine:
         """Calls in the engine, running and waiting."""
         return len(self.runs)
 
+    @property
+    def waiting(self) -> int:
+        """Calls that hold no slot."""
+        return len(self.runs) - len(self._scheduler.running)
+
     def add(self, run: CallRun, now_s: float) -> None:
         """Take a call."""
         self.runs[run.request_id] = run
         self.seat.add(run, now_s)
         self.totals.prompt_tokens += run.call.prompt_tokens
+
+    @property
+    def end_s(self) -> float:
+        """When the oldest batch ends."""
+        return self._in_flight[0].end_s
+
+    def cut(self, now_s: float) -> float | None:  # noqa: ARG002
+        """Return None: a step ends when it ends."""
+        return None
 
     def launch(self, now_s: float) -> float | None:
         """Schedule a batch if there is work and room in the pipeline.

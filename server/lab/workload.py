@@ -72,6 +72,9 @@ def _curve(name: str) -> tuple[float, ...]:
     return tuple(table[name]["curve"])
 
 
+CROWD_FROM: Final = 10_000_000  # numbers of programs that come all at once
+
+
 def fitting(programs: Sequence[Program], context_tokens_max: int) -> tuple[Program, ...]:
     """Return the programs whose largest call fits an engine; prompts are never cut."""
     return tuple(p for p in programs if p.largest_tokens <= context_tokens_max)
@@ -109,6 +112,27 @@ def burst(
             number += 1
             at_s += gaps.expovariate(1.0) / rate_per_s
         start_s += seconds
+
+
+def crowd(
+    programs: Sequence[Program],
+    rate_per_s: float,
+    until_s: float,
+    seed: int,
+    at_s: float,
+    size: int,
+) -> Iterator[Arrival]:
+    """Yield Poisson arrivals in [0, until), and ``size`` programs more at once at ``at_s``.
+
+    The crowd's programs have the numbers from ``CROWD_FROM`` on; the others are those of
+    ``poisson`` at the same seed.
+    """
+    others = shuffled(programs, seed + 1)
+    numbers = iter(range(CROWD_FROM, CROWD_FROM + size))
+    for arrival in poisson(programs, rate_per_s, until_s, seed):
+        if arrival.at_s >= at_s:
+            yield from (Arrival(at_s, number, next(others)) for number in numbers)
+        yield arrival
 
 
 def at_once(programs: Sequence[Program], count: int, seed: int) -> Iterator[Arrival]:

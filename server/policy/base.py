@@ -7,7 +7,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from .call import Call
@@ -23,6 +23,12 @@ class Arrival(NamedTuple):
     service_s: float = 0.0  # the program's attained service, all engines
     wait_s: float = 0.0  # the program's wait, all engines
     program_arrival_s: float | None = None  # on this engine's clock; None: not known
+    prompt_tokens: int = 0
+    hashes: Sequence[Hashable] = ()  # of the blocks of its prompt, each for all tokens before it
+    kind: str | None = None  # as the client names programs of this kind
+    tool: str | None = None  # what the program waits for after this call
+    weight: float = 1.0
+    deadline_s: float | None = None  # of the program, on this engine's clock
 
 
 class Policy(Protocol):
@@ -30,6 +36,7 @@ class Policy(Protocol):
 
     config: PolicyConfig
     ledger: Ledger
+    by_work: bool  # whether it wants ``charge_work`` as well
 
     def arrive(self, arrival: Arrival, now_s: float) -> Call:
         """Return the call, in its level, waiting."""
@@ -41,6 +48,10 @@ class Policy(Protocol):
 
     def charge(self, calls: Iterable[Call], seconds: float) -> bool:
         """Charge each of these calls; return whether one has changed its level."""
+        ...
+
+    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> None:
+        """Share a step among its calls; each comes with its tokens in it and its context."""
         ...
 
     def run(self, call: Call, now_s: float) -> None:
@@ -57,4 +68,15 @@ class Policy(Protocol):
 
     def leave(self, call: Call, now_s: float) -> None:
         """The call is over, however it ended; its service goes to its program."""
+        ...
+
+    def forget(self, program_ids: Iterable[str]) -> None:
+        """These programs are over; those with calls when the last one has left."""
+        ...
+
+    def evictable(self) -> list[Sequence[Hashable]]:
+        """Return the blocks whose KV nobody is expected to want, by their hashes; each once.
+
+        The last block of a chain is of no use without the first, so it is the first to go.
+        """
         ...

@@ -5,6 +5,8 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 from .service import Program
 
 Key = tuple[int, float, int]
@@ -30,19 +32,31 @@ class Call:
         wait_at_reset_s: ``wait_s`` at the last promotion: W_call counts from there.
         promoted: Whether it is in level 1 by promotion.
         armed: Number of its valid entry in the promotion clock, 0: none.
+        prompt_tokens, hashes: Its prompt, as it came.
+        expected_tokens: KV tokens that it is expected to hold in the end.
+        held_tokens: Those that it held after its last step.
+        own_tokens: Those of them that no earlier call of its program holds.
+        gone: Whether it has left.
+        work_s: Its share of the steps that it had tokens in (``work.py``).
     """
 
     __slots__ = (
         "armed",
         "arrival_s",
         "call_id",
+        "expected_tokens",
+        "gone",
+        "hashes",
+        "held_tokens",
         "home_level",
         "key",
         "level",
         "number",
         "order_s",
+        "own_tokens",
         "program",
         "promoted",
+        "prompt_tokens",
         "quantum_left_s",
         "service_at_reset_s",
         "service_before_s",
@@ -51,6 +65,7 @@ class Call:
         "wait_before_s",
         "wait_s",
         "waiting_since_s",
+        "work_s",
     )
 
     def __init__(self, call_id: str, program: Program, number: int, now_s: float) -> None:
@@ -71,6 +86,10 @@ class Call:
         self.wait_at_reset_s = 0.0
         self.promoted = False
         self.armed = 0
+        self.prompt_tokens = self.expected_tokens = self.held_tokens = self.own_tokens = 0
+        self.hashes: Sequence[Hashable] = ()
+        self.work_s = 0.0
+        self.gone = False
 
     def place(self, level: int, order_s: float) -> None:
         """Put it into a level."""

@@ -12,11 +12,14 @@ from typing import Any, Final, Literal, get_args
 
 from autellix.errors import ConfigError
 
-PolicyName = Literal["fcfs", "mlfq", "plas", "atlas"]
+PolicyName = Literal["fcfs", "mlfq", "plas", "atlas", "adaptive"]
 Order = Literal["program", "call"]
 Charge = Literal["batch", "share"]
 
 LEVELS_MAX: Final = 32
+#: On GPUs a call takes longer than on the bundled small model, so that levels are wider.
+GPU_LEVEL_BOUNDS_S: Final = (5.0, 20.0, 80.0)
+_ADAPTIVE: Final = ("ageing", "displace", "kv_fill", "kv_most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class PolicyConfig:
 
     Attributes:
         policy: ``fcfs``: by arrival; ``mlfq``: by the call's own service; ``plas``: by the sum of
-            the program's service; ``atlas``: by the program's longest path of service.
+            the program's service; ``atlas``: by its longest path of service; ``adaptive``:
+            by what programs have left, as many at once as their KV fits (docs/policy.md).
         level_bounds_s: Upper bounds of all levels but the last, in seconds of attained service,
             growing. K levels have K - 1 bounds.
         quanta_s: Service that a call may use in a level before it is demoted, one for each level
@@ -43,6 +47,17 @@ class PolicyConfig:
         skip_steps: A waiting call that does not fit is passed over by smaller ones for at most this
             many steps; then nothing passes it until it runs.
         programs_max: Programs remembered; the longest idle ones are forgotten first.
+        ageing: ``adaptive``: a program is due at the time it came plus so many times what it has
+            left to run beside the others; nobody who comes later than that goes before it.
+        displace: ``adaptive``: a program inside gives way to one at the door that is due earlier by
+            more than so many times what that one has left, times ``ageing``, and what giving way
+            costs; large: hardly ever.
+        kv_fill: ``adaptive``: programs enter as long as they hold at most this share of the KV
+            cache.
+        kv_most: ``adaptive``: the same, with those counted who are about to give way; above it
+            programs inside have to.
+        keep_gaps: ``adaptive``: a program keeps its seat while it waits for a tool, for as long as
+            pays.
     """
 
     policy: PolicyName = "plas"
@@ -56,6 +71,11 @@ class PolicyConfig:
     cooldown_steps: int = 8
     skip_steps: int = 64
     programs_max: int = 100_000
+    ageing: float = 8.0
+    displace: float = 1.0
+    kv_fill: float = 0.9
+    kv_most: float = 1.0
+    keep_gaps: bool = True
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -87,10 +107,20 @@ class PolicyConfig:
         _at_least("programs_max", self.programs_max, 1)
         if self.first_step_s <= 0:
             raise ConfigError(f"first_step_s = {self.first_step_s}: must be positive (seconds)")
+        for name in ("ageing", "displace"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must not be negative")
+        if not 0 < self.kv_fill <= self.kv_most <= 1:
+            raise ConfigError(
+                f"kv_fill = {self.kv_fill}, kv_most = {self.kv_most}: must be above 0, at most 1, "
+                "and kv_fill not above kv_most"
+            )
 
     @property
     def levels(self) -> int:
-        """K, the number of levels; 1 under ``fcfs``."""
+        """K, the number of levels; 1 under ``fcfs``, 2 under ``adaptive``: inside, at the door."""
+        if self.policy == "adaptive":
+            return 2
         return 1 if self.policy == "fcfs" else len(self.level_bounds_s) + 1
 
 
@@ -124,7 +154,11 @@ def _parse(name: str, value: Any) -> Any:
         return value
     if name == "beta" and value is None:
         return None
-    if name in ("beta", "first_step_s"):
+    if name == "keep_gaps":
+        if not isinstance(value, bool):
+            raise ConfigError(f"keep_gaps = {value!r}: must be true or false")
+        return value
+    if name in ("beta", "first_step_s", *_ADAPTIVE):
         return _number(name, value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} = {value!r}: must be a whole number")

@@ -20,25 +20,26 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
+from .adaptive import AdaptivePolicy, Room
 from .base import Arrival, Policy
 from .call import Call
-from .config import PolicyConfig, PolicyName
+from .config import PolicyConfig
 from .queues import Levels
 from .service import Ledger, Program, fold
 from .starvation import PromotionClock
 
 _Figure = Callable[[Program], float]
 
-_SERVICE: Final[dict[PolicyName, _Figure]] = {
+_SERVICE: Final[dict[str, _Figure]] = {
     "fcfs": lambda program: program.sum_s,
     "mlfq": lambda program: 0.0,  # noqa: ARG005 - a call knows no program
     "plas": lambda program: program.sum_s,
     "atlas": lambda program: program.path_s,
 }
-_WAIT: Final[dict[PolicyName, _Figure]] = {
+_WAIT: Final[dict[str, _Figure]] = {
     "fcfs": lambda program: program.wait_sum_s,
     "mlfq": lambda program: 0.0,  # noqa: ARG005
     "plas": lambda program: program.wait_sum_s,
@@ -48,6 +49,8 @@ _WAIT: Final[dict[PolicyName, _Figure]] = {
 
 class LeveledPolicy:
     """See the module. Make one with :func:`make_policy`."""
+
+    by_work = False
 
     def __init__(self, config: PolicyConfig, ledger: Ledger | None = None) -> None:
         self.config = config
@@ -75,6 +78,8 @@ class LeveledPolicy:
         self._raise(program, arrival)
         self._numbers += 1
         call = Call(arrival.call_id, program, self._numbers, now_s)
+        call.prompt_tokens = arrival.prompt_tokens
+        call.hashes = arrival.hashes
         call.service_before_s = program.path_s
         call.wait_before_s = program.wait_path_s
         self.enter(call)
@@ -103,6 +108,17 @@ class LeveledPolicy:
             if call.waiting_since_s is not None:
                 self._watch(call)  # a late output of a call that was taken out: due later
         return changed
+
+    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> None:
+        """Do nothing: levels know service only."""
+
+    def forget(self, program_ids: Iterable[str]) -> None:
+        """Forget programs that are over."""
+        self.ledger.forget(program_ids)
+
+    def evictable(self) -> list[Sequence[Hashable]]:
+        """Return nothing: levels know no KV."""
+        return []
 
     def run(self, call: Call, now_s: float) -> None:
         """The call begins to run."""
@@ -177,6 +193,17 @@ class LeveledPolicy:
                 self._clock.arm(call)
 
 
-def make_policy(config: PolicyConfig, ledger: Ledger | None = None) -> Policy:
-    """Return a policy; ``ledger`` carries the programs over from the one before."""
+def make_policy(
+    config: PolicyConfig, ledger: Ledger | None = None, room: Room | None = None
+) -> Policy:
+    """Return a policy.
+
+    Args:
+        config: Which one.
+        ledger: Carries the programs over from the policy before.
+        room: What the engine has; ``adaptive`` needs it.
+    """
+    if config.policy == "adaptive":
+        assert room is not None, "the adaptive policy needs to know the engine's room"
+        return AdaptivePolicy(config, room, ledger)
     return LeveledPolicy(config, ledger)

@@ -23,12 +23,14 @@ class Program:
         wait_sum_s: Wait of its ended calls, added up.
         wait_path_s: Wait along the longest path of waits.
         calls: Calls in the engine now.
+        member: What the policy keeps with it.
     """
 
     __slots__ = (
         "arrival_s",
         "calls",
         "ended",
+        "member",
         "path_s",
         "program_id",
         "sum_s",
@@ -45,6 +47,7 @@ class Program:
         self.wait_path_s = 0.0
         self.calls = 0
         self.ended = False
+        self.member: object = None
 
 
 class Ledger:

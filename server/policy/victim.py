@@ -27,6 +27,13 @@ class Running(NamedTuple):
     number: int  # the caller's
 
 
+class Relief(NamedTuple):
+    """Who gives way, and for whom."""
+
+    victims: list[int]  # numbers of running calls
+    helped: list[int]  # places in the order of the waiting calls
+
+
 def choose_victims(
     waiting: Iterable[Waiting],
     running: Sequence[Running],
@@ -34,8 +41,8 @@ def choose_victims(
     slots: int,
     blocks: int,
     blocks_of: Callable[[int], int],
-) -> list[int]:
-    """Return the numbers of the calls to take out, so that waiting calls of higher levels fit.
+) -> Relief:
+    """Return the calls to take out, so that waiting calls of higher levels fit.
 
     Lowest level first, then least work lost. A call is a victim only for one of a strictly higher
     level, and only if that one then fits: who cannot be helped costs nobody his place.
@@ -52,9 +59,9 @@ def choose_victims(
         (call for call in running if not call.protected),
         key=lambda call: (call.level, -call.lost_tokens),
     )  # the next victim is at the end
-    chosen: list[int] = []
+    relief = Relief([], [])
     misfits = 0
-    for call in waiting:
+    for place, call in enumerate(waiting):
         short_of_slot = slots < 1
         if not short_of_slot and call.blocks <= blocks:
             slots -= 1
@@ -70,12 +77,13 @@ def choose_victims(
             continue
         for victim, freed in taken:
             rest.remove(victim)
-            chosen.append(victim.number)
+            relief.victims.append(victim.number)
             slots += 1
             blocks += freed
+        relief.helped.append(place)
         slots -= 1
         blocks -= call.blocks
-    return chosen
+    return relief
 
 
 def choose_for_room(

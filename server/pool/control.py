@@ -17,12 +17,15 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from autellix.errors import ConfigError
+
 from ..channel import (
     CHANNEL_VERSION,
     MESSAGE_BYTES_MAX,
     Accounting,
     Bye,
     CallReport,
+    ChannelCurve,
     DownMessage,
     Heartbeat,
     Hello,
@@ -34,6 +37,7 @@ from ..channel import (
     encode,
 )
 from ..clock import Clock
+from .engine_keys import EngineKeys
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ GAP_REPORTS_MAX: Final = 10_000  # an engine's ring holds no more
 RESEND_AFTER_S: Final = 0.5
 RESENDS_MAX: Final = 5
 PROGRAMS_A_MESSAGE: Final = 1_000
+RESTART_AFTER_S: Final = 1.0
 
 OnReport = Callable[[str, str, CallReport], None]
 OnHeartbeat = Callable[[str, Heartbeat], None]
@@ -95,16 +100,20 @@ class ControlServer:
         self.endpoint = endpoint
         self.malformed = 0
         self.foreign = 0  # messages that claimed to be from another engine or boot
+        self.mistakes = 0  # of ours, in taking a message; each is in the log
         self._clock = clock
         self._on_report = on_report
         self._on_heartbeat = on_heartbeat
-        self._engine_ids = None if engine_ids is None else frozenset(engine_ids)
+        self._engine_ids = None if engine_ids is None else set(engine_ids)
+        self._policy: PolicyWanted | None = None  # None: each engine's own, as it was started
         self._peers: dict[bytes, Peer] = {}
         self._lost_before = 0
         self._unknown: dict[bytes, float] = {}
         self._context: zmq.asyncio.Context | None = None
         self._router: Any = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._network: EngineKeys | None = None
+        self._network_endpoint = ""
 
     async def start(self) -> None:
         """Listen.
@@ -126,9 +135,34 @@ class ControlServer:
             raise
         self._router = router
         self._tasks = [
-            asyncio.create_task(self._receive(), name="control-receive"),
-            asyncio.create_task(self._chase(), name="control-chase"),
+            asyncio.create_task(self._keep(self._receive), name="control-receive"),
+            asyncio.create_task(self._keep(self._chase), name="control-chase"),
         ]
+
+    def listen_on_network(self, host: str) -> str:
+        """Listen on a free TCP port as well, encrypted, for engines that have our keys only.
+
+        Returns:
+            The endpoint for `curve_for` engines.
+
+        Raises:
+            ConfigError: this build of ZeroMQ cannot encrypt, or the address is not ours.
+        """
+        if self._network is None:
+            assert self._context is not None, "start() comes first"
+            self._network = EngineKeys(self._context)
+            self._network.protect(self._router)
+            try:
+                port = self._router.bind_to_random_port(f"tcp://{host}")
+            except zmq.ZMQError as error:
+                raise ConfigError(f"ray_host: {host}: {error}") from None
+            self._network_endpoint = f"tcp://{host}:{port}"
+        return self._network_endpoint
+
+    def curve_for(self, engine_id: str) -> ChannelCurve:
+        """Return new keys for one engine, with which it may speak for itself and no other."""
+        assert self._network is not None, "listen_on_network() comes first"
+        return self._network.make(engine_id)
 
     async def close(self) -> None:
         """Stop listening and forget the peers."""
@@ -136,6 +170,9 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        if self._network is not None:
+            self._network.close()
+            self._network = None
         if self._router is not None:
             self._router.close(0)
             self._router = None
@@ -160,9 +197,27 @@ class ControlServer:
             part = tuple(names[start : start + PROGRAMS_A_MESSAGE])
             await self._to_all(SessionEnded(program_ids=part))
 
+    def admit(self, engine_id: str) -> None:
+        """Let another engine speak."""
+        if self._engine_ids is not None:
+            self._engine_ids.add(engine_id)
+
+    def dismiss(self, engine_id: str) -> None:
+        """An engine is gone for good: it may not speak any more, and its boots are over."""
+        if self._engine_ids is not None:
+            self._engine_ids.discard(engine_id)
+        if self._network is not None:
+            self._network.forget(engine_id)
+        for identity in [i for i, p in self._peers.items() if p.hello.engine_id == engine_id]:
+            self._retire(identity)
+
     async def set_policy(self, settings: Mapping[str, Any]) -> None:
-        """Tell every engine to order by these settings (``server.policy.config``) from now on."""
-        await self._to_all(PolicyWanted(settings=dict(settings)))
+        """Tell every engine to order by these settings (``server.policy.config``) from now on.
+
+        An engine that starts later, or again, is told when it says hello.
+        """
+        self._policy = PolicyWanted(settings=dict(settings))
+        await self._to_all(self._policy)
 
     async def _to_all(self, message: DownMessage) -> None:
         for identity in list(self._peers):
@@ -177,25 +232,43 @@ class ControlServer:
         except zmq.ZMQError as error:
             logger.debug("control message to %r dropped: %s", identity, error)
 
+    async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work`` for ever: the channel must not fall silent over one mistake of ours."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                self.mistakes += 1
+                logger.exception("a mistake in the control channel; it goes on")
+                await asyncio.sleep(RESTART_AFTER_S)
+
     async def _receive(self) -> None:
         while True:
-            frames = await self._router.recv_multipart()
+            frames = await self._router.recv_multipart(copy=False)
             if len(frames) != 2:
                 self.malformed += 1
                 continue
-            identity, frame = frames
+            identity = frames[0].bytes
             try:
-                message = decode_up(frame)
+                message = decode_up(frames[1].bytes)
             except msgspec.MsgspecError:
                 self.malformed += 1
                 continue
+            if isinstance(message, Hello) and not self._may_be(frames[1], message.engine_id):
+                self.foreign += 1
+                continue
             await self.handle(identity, message)
+
+    def _may_be(self, frame: Any, engine_id: str) -> bool:
+        return self._network is None or self._network.owns(frame, engine_id)
 
     async def handle(self, identity: bytes, message: Any) -> None:
         """Take one message of a peer."""
         now_s = self._clock.now_s()
         if isinstance(message, Hello):
-            self._greet(identity, message, now_s)
+            is_new_boot = self._greet(identity, message, now_s)
+            if is_new_boot and self._policy is not None:
+                await self._send(identity, self._policy)
             return
         peer = self._peers.get(identity)
         if peer is None:
@@ -218,26 +291,27 @@ class ControlServer:
         if peer.next_seq <= peer.newest_seq:
             await self._ask_again(peer, now_s)
 
-    def _greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
+    def _greet(self, identity: bytes, hello: Hello, now_s: float) -> bool:
+        """Take a hello; return whether it is the first of this boot."""
         engine_id = hello.engine_id
         if self._engine_ids is not None and engine_id not in self._engine_ids:
             self.foreign += 1
-            return
+            return False
         if hello.version != CHANNEL_VERSION:
             logger.warning(
                 "engine %s speaks version %d of the control channel, not %d; it is ignored",
                 *(engine_id, hello.version, CHANNEL_VERSION),
             )
-            return
+            return False
         known = self._peers.get(identity)
         if known is not None and known.hello.engine_id != engine_id:
             self.foreign += 1  # a peer speaks for one engine
-            return
+            return False
         self._unknown.pop(identity, None)
         if known is not None and known.hello.boot_id == hello.boot_id:
             known.hello = hello
             known.heard_s = now_s
-            return
+            return False
         same = [i for i, peer in self._peers.items() if peer.hello.engine_id == engine_id]
         peer = Peer(hello, identity, heard_s=now_s)
         for other in same:
@@ -249,6 +323,7 @@ class ControlServer:
                 self._retire(other)
         if len(self._peers) < PEERS_MAX:
             self._peers[identity] = peer
+        return True
 
     def _retire(self, identity: bytes) -> None:
         """This boot of an engine is over: what it has not reported by now is lost."""

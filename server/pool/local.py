@@ -19,14 +19,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..clock import Clock
 from ..engine.launch import ENV_RUN, EngineCommand, EngineRun
 from ..types import EngineAddress, EngineState
 from . import guard
+from .last_words import last_words
+from .member import Member
 from .probe import ask
 from .process import ChildProcess
+from .restarts import EngineFailedError, RestartLimits, Restarts
 from .vitals import Vitals
 
 _log = logging.getLogger("autellix.pool")
@@ -39,10 +42,6 @@ _STARTING_POLL_S: Final = 0.2
 _GUARD_CLEARS_S: Final = 8.0
 
 
-class EngineFailedError(Exception):
-    """An engine does not start, or ends again and again; the pool goes on without it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     """How an engine process is looked after."""
@@ -51,16 +50,13 @@ class LocalSettings:
     channel_endpoint: str | None
     channel_key: bytes
     start_timeout_s: float
-    restart_limit: int
-    healthy_after_s: float
-    backoff_s_min: float
-    backoff_s_max: float
+    restarts: RestartLimits
     stop_grace_s: float
     frozen_kill_s: float
     show_engine_log: bool
 
 
-class LocalEngine:
+class LocalEngine(Member):
     """One vLLM replica of our own.
 
     Args:
@@ -79,59 +75,16 @@ class LocalEngine:
         vitals: Vitals,
         clock: Clock,
     ) -> None:
-        self._engine_id = engine_id
+        uds = str(settings.folder / f"{engine_id}.sock")  # the same for every start
+        super().__init__(engine_id, EngineAddress(uds, "", 0), secrets.token_hex(24), vitals)
+        self._uds = uds
         self._command = command
         self._settings = settings
-        self._vitals = vitals
         self._clock = clock
-        self._state = EngineState.STARTING
-        self._api_key = secrets.token_hex(24)
-        self._uds = str(settings.folder / f"{engine_id}.sock")
-        self._lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)
-        self._stopping = asyncio.Event()
-        self._is_draining = False
+        self.log_lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)  # the last it wrote
         self.starts = 0
         self.ready_s = math.inf  # when the present start became ready
         self.session: int | None = None  # of the running engine's processes: its guard's id
-        self.on_state: Callable[[Any], None] = lambda _engine: None
-
-    @property
-    def engine_id(self) -> str:
-        """The engine's name in the pool."""
-        return self._engine_id
-
-    @property
-    def address(self) -> EngineAddress:
-        """The unix socket; the same for every start."""
-        return EngineAddress(self._uds, "", 0)
-
-    @property
-    def api_key(self) -> str | None:
-        """The key that only this pool knows."""
-        return self._api_key
-
-    @property
-    def state(self) -> EngineState:
-        """Where it is in its life."""
-        return self._state
-
-    def look_now(self) -> None:
-        """Somebody failed to talk to the engine: probe it at once."""
-        self._vitals.look_now()
-
-    def drain(self) -> None:
-        """Give it no new calls, whether it is ready now or will be."""
-        self._is_draining = True
-        if self._state in (EngineState.READY, EngineState.FROZEN):
-            self._enter(EngineState.DRAINING)
-
-    def stop(self) -> None:
-        """End it in good order; `run` returns when it is gone."""
-        self._stopping.set()
-
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines the engine wrote."""
-        return "\n".join(list(self._lines)[-lines:])
 
     async def run(self) -> None:
         """Keep the engine alive until `stop`.
@@ -140,39 +93,24 @@ class LocalEngine:
             EngineFailedError: its first start failed, or ``restart_limit`` starts in a row did not
                 last ``healthy_after_s``.
         """
-        failures = 0
-        ever_ready = False
+        restarts = Restarts(self._settings.restarts)
         while not self._stopping.is_set():
             self._enter(EngineState.STARTING)
             began_s = self._clock.now_s()
             ended = await self._live_once()
             if self._stopping.is_set():
                 break
-            ever_ready = ever_ready or ended.was_ready
             lived_s = self._clock.now_s() - began_s
-            failures = (
-                1
-                if ended.was_ready and lived_s >= self._settings.healthy_after_s
-                else (failures + 1)
-            )
+            wait_s = restarts.wait_after(lived_s, was_ready=ended.was_ready)
             self._enter(EngineState.DEAD)
             _log.error("engine %s ended: %s", self.engine_id, ended.why)
-            if not ever_ready or failures >= self._settings.restart_limit:
-                raise EngineFailedError(f"engine {self.engine_id}: {ended.why}\n{self.log_tail()}")
-            wait_s = min(
-                self._settings.backoff_s_min * 2 ** (failures - 1), self._settings.backoff_s_max
-            )
+            if wait_s is None:
+                words = last_words(list(self.log_lines))
+                raise EngineFailedError(f"engine {self.engine_id}: {ended.why}\n{words}")
             _log.warning("engine %s restarts in %.1f s", self.engine_id, wait_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
         self._enter(EngineState.DEAD)
-
-    def _enter(self, state: EngineState) -> None:
-        if self._is_draining and state in (EngineState.READY, EngineState.FROZEN):
-            state = EngineState.DRAINING
-        if state is not self._state:
-            self._state = state
-            self.on_state(self)
 
     async def _live_once(self) -> _Ended:
         """Start the engine, watch it until it ends or is to end, and leave nothing of it."""
@@ -182,12 +120,13 @@ class LocalEngine:
             EngineRun(
                 run_id=run_id,
                 uds=self._uds,
-                api_key=self._api_key,
+                api_key=self._api_key or "",
                 channel_endpoint=self._settings.channel_endpoint,
                 channel_key=self._settings.channel_key,
             )
         )
         self._remove_socket()
+        self.log_lines.clear()
         self.starts += 1
         self.ready_s = math.inf
         process = ChildProcess(
@@ -292,7 +231,7 @@ class LocalEngine:
 
     def _note_line(self, line: str) -> None:
         """Keep the engine's last lines, and pass them on if asked to."""
-        self._lines.append(line)
+        self.log_lines.append(line)
         if self._settings.show_engine_log:
             _log.info("[%s] %s", self.engine_id, line)
 

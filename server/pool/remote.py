@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from autellix.errors import ConfigError
 
 from ..types import EngineAddress, EngineState
+from .member import Member
 from .probe import ask
-from .vitals import Vitals
 
 _log = logging.getLogger("autellix.pool")
 
@@ -44,51 +43,8 @@ def parse_engine_url(url: str) -> EngineAddress:
     return EngineAddress(None, parts.hostname, port or 80)
 
 
-class RemoteEngine:
+class RemoteEngine(Member):
     """One vLLM at a URL."""
-
-    def __init__(
-        self, engine_id: str, address: EngineAddress, api_key: str | None, vitals: Vitals
-    ) -> None:
-        self._engine_id = engine_id
-        self._address = address
-        self._api_key = api_key
-        self._vitals = vitals
-        self._state = EngineState.STARTING
-        self._stopping = asyncio.Event()
-        self.on_state: Callable[[Any], None] = lambda _engine: None
-
-    @property
-    def engine_id(self) -> str:
-        """The engine's name in the pool."""
-        return self._engine_id
-
-    @property
-    def address(self) -> EngineAddress:
-        """Where it listens."""
-        return self._address
-
-    @property
-    def api_key(self) -> str | None:
-        """The key it asks for, if it asks for one."""
-        return self._api_key
-
-    @property
-    def state(self) -> EngineState:
-        """Where it is in its life."""
-        return self._state
-
-    def look_now(self) -> None:
-        """Somebody failed to talk to the engine: probe it at once."""
-        self._vitals.look_now()
-
-    def drain(self) -> None:
-        """Give it no new calls."""
-        self._enter(EngineState.DRAINING)
-
-    def stop(self) -> None:
-        """Stop watching it; `run` returns soon."""
-        self._stopping.set()
 
     async def run(self) -> None:
         """Watch the engine until `stop`."""
@@ -122,10 +78,3 @@ class RemoteEngine:
                 return
             _log.error("engine %s is frozen or gone: %s", self._engine_id, reason)
             self._enter(EngineState.FROZEN)
-
-    def _enter(self, state: EngineState) -> None:
-        if self._state is EngineState.DRAINING and state is not EngineState.DEAD:
-            return
-        if state is not self._state:
-            self._state = state
-            self.on_state(self)

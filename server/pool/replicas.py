@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from ..types import Engine, EngineState
-from .local import EngineFailedError
+from .restarts import EngineFailedError
 
 _log = logging.getLogger("autellix.pool")
 
@@ -61,6 +61,14 @@ class Pool:
     def all(self) -> Sequence[PooledEngine]:
         """Return every engine, in the order they were added."""
         return tuple(self._engines.values())
+
+    def get(self, engine_id: str) -> PooledEngine:
+        """Return an engine.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        return self._engines[engine_id]
 
     def note_failure(self, engine_id: str) -> None:
         """A connection to this engine was refused or broke: look at it now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from ..clock import Clock
@@ -40,6 +40,8 @@ class Vitals:
         deadline_s: Of one probe; a busy front end may be slow to answer.
         pulse: The control channel's latest figures, None while there is no channel.
         in_flight: How many calls the gateway has with this engine now.
+        heard: How many bytes each of those calls has had, by call; a front end too busy to answer
+            a probe in time is alive as long as it sends any.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Vitals:
         deadline_s: float,
         pulse: Callable[[], Pulse | None],
         in_flight: Callable[[], int],
+        heard: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._limits = limits
         self._clock = clock
@@ -58,6 +61,8 @@ class Vitals:
         self._deadline_s = deadline_s
         self._pulse = pulse
         self._in_flight = in_flight
+        self._heard = heard
+        self._heard_before: Mapping[str, int] | None = None  # at the last look without an answer
         self._watch = ProgressWatch(limits, now_s=clock.now_s())
         self._wanted = asyncio.Event()
         self._seen_step = -1.0
@@ -79,11 +84,20 @@ class Vitals:
             await asyncio.wait_for(self._wanted.wait(), self._period_s)
         self._wanted.clear()
         answer = await ask(address, "/health", api_key=api_key, deadline_s=self._deadline_s)
-        if answer is not None and answer.status == 200:
+        is_well = answer is not None and answer.status == 200
+        if is_well or (answer is None and self._is_heard()):
             self._watch.note_answer(now_s=self._clock.now_s())
+        if is_well:
+            self._heard_before = None
         if not self._note_pulse() and answer is not None:
             await self._note_metrics(address, api_key)
         return self._watch.frozen_reason(now_s=self._clock.now_s())
+
+    def _is_heard(self) -> bool:
+        """Return whether a call has had bytes since the last look that got no answer either."""
+        before, now = self._heard_before, self._heard()
+        self._heard_before = now
+        return before is not None and any(count > before.get(c, 0) for c, count in now.items())
 
     def _note_pulse(self) -> bool:
         """Note the control channel's figures; return whether there are any.

@@ -159,9 +159,9 @@ def test_a_stopped_process_is_seen_by_health_and_may_come_back(server: ServeProc
 def test_the_engine_core_killed_in_mid_stream(server: ServeProcess):
     """A clear 5xx where no header was sent, an end where one was; then a new engine."""
     before = engine_pids(server)
-    waiting = Asking(server, LONG)
     with server.stream(LONG) as answer:
-        wait_until(lambda: in_flight(server) == 2, 5)
+        waiting = Asking(server, LONG)  # second: the first is at its first token now
+        wait_until(lambda: in_flight(server) == 2, 30)
         os.kill(server.pid_of("engine core"), signal.SIGKILL)
         try:
             rest = answer.read()
@@ -216,8 +216,10 @@ def test_ctrl_c_during_the_start_leaves_nothing(tiny_model: Path, tmp_path: Path
     server = ServeProcess(tmp_path / "log", str(tiny_model))
     try:
         wait_until(lambda: role in server.processes().values(), START_S_MAX, every_s=0.01)
-        # The second is Python's own way, before any line of ours has run.
-        assert server.stop(signal.SIGINT) in (130, -signal.SIGINT)
+        status = server.stop(signal.SIGINT)
+        # The others are Python's own ways, before any line of ours has run.
+        is_site = status == 1 and "init_import_site" in server.log.read_text()
+        assert status in (130, -signal.SIGINT) or is_site
         server.check_gone()
     finally:
         server.kill_everything()

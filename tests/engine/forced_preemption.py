@@ -21,6 +21,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from autellix.server.engine.connector import find_swap
 from autellix.server.engine.connector_config import swap_transfer_config
 
+ROUNDS_WARM = 3  # from then on memory should stand still
+
 
 class ForcedPreemption(AsyncScheduler):
     """Preempts random running calls; vLLM's own victims are swapped too."""
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--pool-blocks", type=int, default=64, help="0: no connector")
     parser.add_argument("--preemptions", type=int, default=30)
+    parser.add_argument("--seconds", type=float, help="go on for so long, however many there are")
     parser.add_argument("--every-steps", type=int, default=3)
     parser.add_argument("--victims", type=int, default=1, help="of one step")
     parser.add_argument("--calls", type=int, default=12)
@@ -170,23 +173,32 @@ def main() -> None:
     wanted = run_calls(engine, "plain", prompts, args.tokens, 0.0)
     undisturbed = scheduler.preemptions
     engine.reset_prefix_cache()
-    scheduler.every_steps, scheduler.forced_max = args.every_steps, args.preemptions
+    endless = args.seconds is not None
+    scheduler.every_steps = args.every_steps
+    scheduler.forced_max = sys.maxsize if endless else args.preemptions
     scheduler.victims = args.victims
     start_computed, start_steps = scheduler.computed, scheduler.steps
     got: dict[int, Any] = {}
-    compared, gaps, rounds = 0, [], 0
+    compared, gaps, rounds, first_mib = 0, [], 0, 0
     start_s = time.perf_counter()
-    while scheduler.forced < args.preemptions and rounds < 100:
+    while (
+        time.perf_counter() - start_s < args.seconds
+        if endless
+        else scheduler.forced < args.preemptions and rounds < 100
+    ):
         rounds += 1
         got = run_calls(engine, f"forced{rounds}", prompts, args.tokens, args.abort_share)
         count, more = compare(wanted, got)
         compared += count
         gaps += more
+        if rounds == ROUNDS_WARM:
+            first_mib = _resident_mib()
     swap = scheduler.swap
     ledger = swap.ledger if swap is not None else None
     report = {
         "calls": compared,
         "rounds": rounds,
+        "resident_mib": [first_mib, _resident_mib()],
         "differences": gaps,
         "undisturbed_preemptions": undisturbed,
         "forced": scheduler.forced,
@@ -206,6 +218,13 @@ def main() -> None:
     sys.stdout.write("\nREPORT " + json.dumps(report) + "\n")
     sys.stdout.flush()
     engine.engine_core.shutdown()
+
+
+def _resident_mib() -> int:
+    """Return the resident memory of this process."""
+    from pathlib import Path
+
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def _block_bytes(model: str) -> int:

@@ -13,7 +13,7 @@ from autellix.server.engine.scheduler import AutellixScheduler
 from autellix.server.policy.config import parse_config
 
 MODES = [(1, False), (1, True), (2, False), (2, True), (3, True)]
-POLICIES = ["fcfs", "mlfq", "plas", "atlas"]
+POLICIES = ["fcfs", "mlfq", "plas", "atlas", "adaptive", "adaptive"]
 
 
 @dataclass
@@ -166,7 +166,11 @@ class Fuzz:
             raise WrongRun(f"{free} blocks are free at the end")
         if scheduler.calls or len(scheduler.accounts) or len(scheduler.waiting):
             raise WrongRun("something of a call is left")
-        if scheduler.autellix._clock is not None and len(scheduler.autellix._clock):
+        rooms = getattr(scheduler.autellix, "running_set", None)
+        if rooms is not None and (rooms.active or len(rooms)):
+            raise WrongRun("a program without calls counts as active or stands at the door")
+        clock = getattr(scheduler.autellix, "_clock", None)
+        if clock is not None and len(clock):
             raise WrongRun("the promotion clock still watches a call")
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from autellix.errors import ConfigError
 from autellix.server.call_tag import PRIORITY_MAX, CallTag, format_call, seal_program
@@ -73,8 +74,13 @@ def test_a_changed_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def config_with(**changes):
     config = types.SimpleNamespace(
-        parallel_config=types.SimpleNamespace(data_parallel_size=1),
-        model_config=types.SimpleNamespace(is_diffusion=False, runner_type="generate"),
+        parallel_config=types.SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
+        model_config=types.SimpleNamespace(
+            is_diffusion=False,
+            is_encoder_decoder=False,
+            is_multimodal_model=False,
+            runner_type="generate",
+        ),
         kv_transfer_config=None,
     )
     for path, value in changes.items():
@@ -86,6 +92,9 @@ def config_with(**changes):
     ("changes", "message"),
     [
         ({"parallel_config": ("data_parallel_size", 2)}, "--data-parallel-size 2"),
+        ({"parallel_config": ("pipeline_parallel_size", 2)}, "--pipeline-parallel-size 2"),
+        ({"model_config": ("is_encoder_decoder", True)}, "encoder-decoder models are not"),
+        ({"model_config": ("is_multimodal_model", True)}, "multimodal models are not supported"),
         ({"model_config": ("is_diffusion", True)}, "diffusion models are not supported"),
         ({"model_config": ("runner_type", "pooling")}, "pooling models are not supported"),
     ],
@@ -108,3 +117,26 @@ def test_a_wrong_setting_stops_the_engine():
     """Not a default behind one's back."""
     with pytest.raises(ConfigError, match="unknown scheduler setting 'quantum'"):
         build_scheduler(AutellixScheduler, kv_blocks=64, policy_config={"quantum": 1})
+
+
+@pytest.mark.parametrize("status", list(RequestStatus))
+def test_only_a_call_that_could_run_at_once_has_others_give_way(status: RequestStatus):
+    """Waiting and preempted ones are ready; those that wait for a grammar, KV, input or more not.
+
+    What vLLM adds (a pause, say) is not ready until it is looked at here.
+    """
+    request = types.SimpleNamespace(
+        request_id="r",
+        status=status,
+        num_stale_output_tokens=0,
+        drop_stale_output=False,
+        structured_output_request=types.SimpleNamespace(grammar=None),
+    )
+    scheduler = types.SimpleNamespace(finished_recving_kv_req_ids=set())
+    ready = status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    assert compat.is_ready(request, scheduler) == ready
+    if status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        scheduler.finished_recving_kv_req_ids.add("r")
+        assert compat.is_ready(request, scheduler)
+    request.num_stale_output_tokens = 1  # output of before its preemption is under way
+    assert not compat.is_ready(request, scheduler)

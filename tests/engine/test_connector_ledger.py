@@ -92,6 +92,23 @@ def test_a_victim_gets_back_what_the_device_lost():
     assert device.ledger.pool.free_count == 8
 
 
+def test_the_figures_for_the_gateway_are_those_of_the_copies():
+    """Bytes both ways, calls, and the bandwidth that was measured."""
+    device = Device(12, 8)
+    call = make_call("a", list(range(11)))
+    device.ledger.save(call, [0, 1, 2], 10)
+    device.step()
+    device.ledger.resume(call, [0, 1, 7], 2)
+    device.step()
+    device.ledger.learn(99, [], Speeds(out_bytes_s=2e9))
+    figures = device.ledger.figures()
+    block_bytes = 2 * BLOCK * 8
+    assert (figures.swap_outs, figures.swap_ins) == (1, 1)
+    assert (figures.out_bytes, figures.in_bytes) == (3 * block_bytes, block_bytes)
+    assert figures.out_bytes_s == 2e9
+    assert (figures.pool_full, figures.swap_failed) == (0, 0)
+
+
 def test_a_call_is_not_loaded_before_its_gather_is_answered():
     """Nobody builds on a copy that may yet fail; one step later it is there."""
     device = Device(12, 8)

@@ -77,3 +77,90 @@ def test_fcfs_is_stock_step_by_step(depth: int, v2: bool):
     assert [(f.request_id, f.at_s) for f in ours.finished.values()] == [
         (f.request_id, f.at_s) for f in stock.finished.values()
     ]
+
+
+@pytest.mark.parametrize(("depth", "v2"), MODES)
+def test_adaptive_answers_are_right_and_the_door_opens(depth: int, v2: bool):
+    """KV for two of five programs: two are inside, the others' calls are not shown, all end."""
+    pipeline = build_pipeline(
+        AutellixScheduler,
+        depth=depth,
+        v2_runner=v2,
+        kv_blocks=48,
+        slots=8,
+        policy_config={"policy": "adaptive"},
+    )
+    scheduler = pipeline.scheduler
+    scheduler.autellix.kinds.anybody.answer_tokens = 10.0
+    calls = []
+    for number in range(5):
+        first = 1000 * (1 + number)
+        name = f"call-{number}"
+        pipeline.add(
+            make_request(
+                name,
+                range(first, first + 60),
+                10,
+                block_tokens=BLOCK,
+                arrival_s=pipeline.clock.now_s(),
+                session_id=f"program-{number}",
+            )
+        )
+        calls.append((name, 60, 10))
+    pipeline.step()
+    assert (scheduler.waiting.count(2), len(scheduler.autellix.running_set)) == (3, 3)
+    pipeline.run()
+    pipeline.check_tokens(calls)
+    assert list(pipeline.order()) == [name for name, *_ in calls]
+    assert scheduler.accounts.preemptions == 0
+    rooms = scheduler.autellix.running_set
+    assert (rooms.active, len(rooms)) == (0, 0)
+
+
+def test_blocks_that_others_gave_up_are_not_eaten_by_running_calls():
+    """Two long calls give way to a large short one; a third one's prompt does not take the room."""
+    pipeline = build_pipeline(
+        AutellixScheduler,
+        depth=1,
+        v2_runner=False,
+        kv_blocks=48,
+        slots=8,
+        policy_config={"policy": "plas", **LEVELS},
+    )
+    scheduler = pipeline.scheduler
+    for number in range(3):
+        first = 1000 * (1 + number)
+        pipeline.add(
+            make_request(
+                f"long-{number}",
+                range(first, first + 20),
+                80,
+                block_tokens=BLOCK,
+                arrival_s=pipeline.clock.now_s(),
+                session_id=f"program-{number}",
+            )
+        )
+    for _ in range(20):
+        pipeline.step()
+    pipeline.add(
+        make_request(
+            "short",
+            range(9000, 9100),
+            2,
+            block_tokens=BLOCK,
+            arrival_s=pipeline.clock.now_s(),
+            session_id="program-short",
+        )
+    )
+    pipeline.step()
+    kept = dict(scheduler._kept_for)
+    steps = 0
+    while "short" not in pipeline.finished:
+        pipeline.step()
+        steps += 1
+        assert steps < 40
+    assert scheduler.accounts.preemptions <= 3
+    assert not scheduler._kept_for
+    assert not scheduler._held
+    assert "short" in kept or steps <= 8
+    pipeline.run()

@@ -149,6 +149,30 @@ def test_the_branches_of_the_graph_are_threads(runs: dict[str, Run]):
     assert sorted(numbers.count(n) for n in set(numbers)) in ([1, 3, 3], [3, 4])
 
 
+@pytest.mark.parametrize("name", ["loop_agent", "short_agent"])
+def test_a_plain_loop_is_one_chain(runs: dict[str, Run], name: str):
+    """One thread, its calls numbered, forked nowhere."""
+    headers = [call.headers for call in runs[name].calls]
+    assert {h["x-autellix-thread"] for h in headers} == {"0"}
+    assert [h["x-autellix-seq"] for h in headers] == [str(n) for n in range(len(headers))]
+    assert not any("x-autellix-parent" in h for h in headers)
+
+
+def test_turns_of_a_team_are_one_chain(runs: dict[str, Run]):
+    """Writer and critic in turn: no call is beside another."""
+    headers = [call.headers for call in runs["autogen_team"].calls]
+    assert len({h["x-autellix-thread"] for h in headers}) == 1
+    assert [h["x-autellix-seq"] for h in headers] == ["0", "1", "2", "3"]
+
+
+def test_the_branches_fork_at_the_root(runs: dict[str, Run]):
+    """Both branches have the root thread for a parent, which makes the report, if it has a call."""
+    headers = [call.headers for call in runs["langgraph_agent"].calls]
+    forks = {h["x-autellix-parent"] for h in headers if "x-autellix-parent" in h}
+    assert forks == {"0:0"}
+    assert {h["x-autellix-thread"] for h in headers if "x-autellix-parent" in h} <= {"1", "2"}
+
+
 def test_the_tool_loop_is_forced_and_ends(runs: dict[str, Run]):
     """Each branch must call the tool twice and then may not; the tool is strict."""
     calls = [call.body for call in runs["langgraph_agent"].calls]

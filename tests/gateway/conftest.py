@@ -18,7 +18,8 @@ from autellix.server import types
 from autellix.server.clock import SystemClock
 from autellix.server.gateway.app import create_app, make_runner
 from autellix.server.gateway.config import GatewayConfig
-from autellix.server.process_table import ProcessTable
+from autellix.server.gateway.state import GATEWAY, Gateway
+from autellix.server.process_table import Accounting, ProcessTable
 
 from .fake_engine import FakeEngine, FakePool, fake_engines
 
@@ -36,8 +37,14 @@ class Rig:
     pool: FakePool
     client: aiohttp.ClientSession
     app: web.Application
+    runner: web.AppRunner
     placed: list[types.CallInfo] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+
+    @property
+    def gateway(self) -> Gateway:
+        """What the handlers share."""
+        return self.app[GATEWAY]
 
     @property
     def engine(self) -> FakeEngine:
@@ -67,15 +74,26 @@ async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
 
 @asynccontextmanager
 async def running(
-    count: int = 1, *, programs_max: int = 1000, **settings: Any
+    count: int = 1,
+    *,
+    programs_max: int = 1000,
+    accounting: Accounting = "plas",
+    engines: list[FakeEngine] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a gateway with ``count`` fake engines and the given settings."""
+    """Run a gateway with ``count`` fake engines, or those given, and the given settings."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ax"))
-        engines = await stack.enter_async_context(fake_engines(Path(folder), count))
+        if engines is None:
+            engines = await stack.enter_async_context(fake_engines(Path(folder), count))
         clock = SystemClock()
         pool = FakePool(engines)
-        table = ProcessTable(now_s=clock.now_s(), programs_max=programs_max)
+        table = ProcessTable(
+            accounting=accounting,
+            now_s=clock.now_s(),
+            programs_max=programs_max,
+            lease_s=settings.get("lease_s", 60.0),
+        )
         placed: list[types.CallInfo] = []
         forgotten: list[str] = []
 
@@ -99,9 +117,8 @@ async def running(
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Rig(
-            f"http://127.0.0.1:{port}", port, table, engines, pool, client, app, placed, forgotten
-        )
+        url = f"http://127.0.0.1:{port}"
+        yield Rig(url, port, table, engines, pool, client, app, runner, placed, forgotten)
 
 
 @pytest.fixture

@@ -39,6 +39,9 @@ class FakeEngine:
     stall_at: int | None = None  # the chunk before which it waits for `go`
     die_at: int | None = None  # the chunk before which its connection breaks; -1: before the head
     deaths: int | None = None  # how often it does so; None: always
+    metrics: str | None = None  # what it says on /metrics
+    usage: dict[str, int] | None = None  # what its answers say they took
+    models: list[str] = field(default_factory=list)  # empty: it serves all but "unknown"
     seen: list[Seen] = field(default_factory=list)
     cancelled: int = 0
     finished: int = 0
@@ -56,8 +59,11 @@ class FakeEngine:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
         await self.runner.setup()
-        assert self.address.uds is not None
-        await web.UnixSite(self.runner, self.address.uds).start()
+        if self.address.uds is not None:
+            await web.UnixSite(self.runner, self.address.uds).start()
+            return
+        await web.TCPSite(self.runner, self.address.host, self.address.port).start()
+        self.address = self.address._replace(port=self.runner.addresses[0][1])
 
     async def stop(self) -> None:
         """Stop listening; what is under way breaks."""
@@ -70,7 +76,8 @@ class FakeEngine:
         is_json = raw and "json" in request.headers.get("content-type", "")
         body = json.loads(raw) if is_json else None
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.seen.append(Seen(request.method, request.path_qs, headers, raw, body))
+        if request.version >= (1, 1):  # else it is only asked for its models
+            self.seen.append(Seen(request.method, request.path_qs, headers, raw, body))
         self.connections.add(id(request.transport))
         self.arrived.set()
         try:
@@ -83,17 +90,26 @@ class FakeEngine:
             raise
 
     async def _answer(self, request: web.Request, body: Any) -> web.StreamResponse:
-        if isinstance(body, dict) and body.get("model") == "unknown":
-            error = {"message": "The model `unknown` does not exist.", "type": "NotFoundError",
+        model = body.get("model") if isinstance(body, dict) else None
+        if self.models and request.path == "/v1/models":
+            rows = [{"id": name, "object": "model", "owned_by": self.engine_id}
+                    for name in self.models]  # fmt: skip
+            return web.json_response({"object": "list", "data": rows})
+        if model == "unknown" or (self.models and model is not None and model not in self.models):
+            error = {"message": f"The model `{model}` does not exist.", "type": "NotFoundError",
                      "param": "model", "code": 404}  # fmt: skip
             return web.json_response({"error": error}, status=404)
+        if request.path == "/metrics" and self.metrics is not None:
+            return web.Response(text=self.metrics)
         if self.die_at == -1 and self.deaths != 0:
             self.deaths = None if self.deaths is None else self.deaths - 1
             return self._die(request)
         if not (isinstance(body, dict) and body.get("stream")):
             await self._maybe_stall(0)
             text = self.chunk_text * self.chunks
-            answer = {"path": request.path, "choices": [{"text": text}]}
+            answer: dict[str, Any] = {"path": request.path, "choices": [{"text": text}]}
+            if self.usage is not None:
+                answer["usage"] = self.usage
             return web.json_response(answer)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -134,10 +150,14 @@ class FakePool:
 
 
 @asynccontextmanager
-async def fake_engines(folder: Path, count: int) -> AsyncIterator[list[FakeEngine]]:
-    """Run ``count`` engines in ``folder``."""
+async def fake_engines(
+    folder: Path, count: int, *, tcp: bool = False
+) -> AsyncIterator[list[FakeEngine]]:
+    """Run ``count`` engines on sockets in ``folder``, or on ports as engines elsewhere."""
+    uds = EngineAddress(None, "127.0.0.1", 0) if tcp else EngineAddress("", "", 0)
     engines = [
-        FakeEngine(f"e{i}", EngineAddress(str(folder / f"e{i}.sock"), "", 0)) for i in range(count)
+        FakeEngine(f"e{i}", uds if tcp else uds._replace(uds=str(folder / f"e{i}.sock")))
+        for i in range(count)
     ]
     try:
         for engine in engines:

@@ -24,7 +24,7 @@ async def main(path: Path) -> None:
     clock = SystemClock()
     table = ProcessTable(now_s=clock.now_s())
     journal = Journal(path, table, clock)
-    say(f"restored {journal.restore()}")
+    say(f"restored {await journal.restore()}")
     writer = asyncio.create_task(journal.run())
     count = 0
     long_call, _ = table.begin_call(Arrival("", "long"), f"{0xFFFFFF:08x}", clock.now_s())

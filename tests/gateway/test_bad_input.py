@@ -194,6 +194,7 @@ async def test_what_is_no_http_is_a_400_in_openais_form(rig: Rig, request_bytes:
 async def test_a_client_that_never_says_what_it_wants_is_cut_off(monkeypatch):
     """A connection without a whole request line and headers does not stay."""
     monkeypatch.setattr("autellix.server.gateway.server.FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr("autellix.server.gateway.front.HEAD_S", 0.1)
     async with running() as rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sqlite3
@@ -19,17 +20,18 @@ from autellix.server.process_table import TOMBSTONE_S, ProcessTable, program_id_
 from autellix.server.program import Arrival, ProgramState
 
 from .conftest import running
+from .fake_engine import fake_engines
 
 ROOT = Path(__file__).parents[2]
 
 
-def read_back(path: Path) -> ProcessTable:
+async def read_back(path: Path) -> ProcessTable:
     """Return a fresh table with what is in a journal."""
     clock = SystemClock()
     table = ProcessTable(now_s=clock.now_s())
     journal = Journal(path, table, clock)
-    journal.restore()
-    journal.close()
+    await journal.restore()
+    await journal.close()
     assert table.check_integrity() == []
     return table
 
@@ -84,7 +86,7 @@ def test_kill_9_at_a_random_moment_loses_less_than_a_second(tmp_path: Path):
             if line.endswith("}\n"):
                 said = json.loads(line)
         process.stdout.close()
-        table = read_back(path)
+        table = asyncio.run(read_back(path))
         for session, service_s in said.items():
             program = table.get(program_id_of("", session))
             got_s = program.account.service_s if program is not None else 0.0
@@ -102,7 +104,7 @@ async def test_a_journal_that_cannot_be_written_is_tried_again(tmp_path: Path, m
     table.dispatch(call, "e0")
     table.end_call(call, 103.0)
 
-    def full(rows: object, unix_s: float) -> None:
+    def full(rows: object, homes: object, age_s: float) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
@@ -110,13 +112,13 @@ async def test_a_journal_that_cannot_be_written_is_tried_again(tmp_path: Path, m
         await journal.flush()
         await journal.flush()
     await journal.flush()
-    journal.close()
-    program = read_back(path).get(program_id_of("", "s"))
+    await journal.close()
+    program = (await read_back(path)).get(program_id_of("", "s"))
     assert program is not None
     assert program.account.service_s == 3.0
 
 
-def test_a_journal_belongs_to_one_gateway(tmp_path: Path, monkeypatch):
+async def test_a_journal_belongs_to_one_gateway(tmp_path: Path, monkeypatch):
     """The second one is told so, and so is one whose file cannot be made."""
     monkeypatch.setattr("autellix.server.gateway.journal.BUSY_S", 0.01)
     clock = ManualClock(100.0)
@@ -126,7 +128,7 @@ def test_a_journal_belongs_to_one_gateway(tmp_path: Path, monkeypatch):
         Journal(tmp_path / "state.sqlite", table, clock)
     with pytest.raises(ConfigError, match=r"state: "):
         Journal(tmp_path / "no" / "folder", table, clock)
-    journal.close()
+    await journal.close()
 
 
 async def test_old_tombstones_leave_the_journal(tmp_path: Path):
@@ -140,5 +142,108 @@ async def test_old_tombstones_leave_the_journal(tmp_path: Path):
     await journal.flush()
     clock.advance(TOMBSTONE_S + 1)
     await journal.flush()
-    journal.close()
-    assert len(read_back(path)) == 0
+    await journal.close()
+    assert len(await read_back(path)) == 0
+
+
+class JumpyClock(ManualClock):
+    """A clock whose wall jumps."""
+
+    jump_s = 0.0
+
+    def unix_s(self) -> float:
+        """Return the wall clock."""
+        return self.now_s() + self.jump_s
+
+
+@pytest.mark.parametrize("jump_s", [10 * 365 * 86_400.0, -10 * 365 * 86_400.0])
+async def test_a_wall_clock_that_jumps_forgets_nothing(tmp_path: Path, jump_s: float):
+    """Sessions that did not change since are back all the same, and old ones still leave."""
+    path = tmp_path / "state.sqlite"
+    clock = JumpyClock(1e9)
+    table = ProcessTable(now_s=clock.now_s())
+    journal = Journal(path, table, clock)
+    for session in ("open", "over"):
+        table.open_program("", session, clock.now_s())
+    table.end_program(table.open_program("", "over", clock.now_s()), "ok", clock.now_s())
+    await journal.flush()
+    clock.jump_s = jump_s
+    for session in ("new", "newer"):
+        clock.advance(1.0)
+        table.open_program("", session, clock.now_s())
+        await journal.flush()
+    await journal.close()
+    assert len(await read_back(path)) == 4
+
+    clock = JumpyClock(5.0)  # after a reboot both clocks begin anew
+    again = ProcessTable(now_s=clock.now_s())
+    journal = Journal(path, again, clock)
+    assert await journal.restore() == 4
+    await journal.flush()
+    clock.advance(TOMBSTONE_S)
+    await journal.flush()
+    await journal.close()
+    left = {program.session for program in (await read_back(path)).programs()}
+    assert left == {"open", "new", "newer"}
+
+
+async def test_threads_and_stored_responses_are_back_after_a_restart(tmp_path: Path):
+    """Joins go on where they were; a response is asked of the engine that holds it."""
+    path = str(tmp_path / "state.sqlite")
+    tags = {"X-Autellix-Session": "run-1"}
+    async with fake_engines(tmp_path, 2, tcp=True) as engines:
+        async with running(engines=engines, state=path) as rig:
+            await rig.chat(tags)
+            for thread in ("1", "2"):
+                await rig.chat({**tags, "X-Autellix-Thread": thread, "X-Autellix-Parent": "0:1"})
+            body = {"model": "m", "input": "hi"}
+            async with rig.client.post(f"{rig.url}/v1/responses", json=body) as response:
+                assert response.status == 200
+            (owner,) = [e for e in engines if e.seen and e.seen[-1].path == "/v1/responses"]
+            response_id = owner.seen[-1].body["request_id"]
+        async with running(engines=engines, state=path) as rig:
+            async with rig.client.get(f"{rig.url}/v1/responses/{response_id}") as response:
+                assert response.status == 200
+            assert owner.seen[-1].path == f"/v1/responses/{response_id}"
+            stranger = {"authorization": "Bearer other"}
+            url = f"{rig.url}/v1/responses/{response_id}"
+            async with rig.client.get(url, headers=stranger) as response:
+                assert response.status == 404
+            await rig.chat(tags)  # the join
+            program = rig.table.get(program_id_of("", "run-1"))
+            assert program is not None
+            assert sorted(program.threads) == [0, 1, 2]
+            assert set(program.threads[0].parents) == {(0, 0), (1, 0), (2, 0)}
+            assert program.threads[1].parent == (0, 1)
+            assert (program.calls_begun, program.calls_ended) == (4, 4)
+            assert program.threads[0].last_call == (0, 1)
+
+
+async def test_a_journal_of_the_version_before_is_read(tmp_path: Path):
+    """It had no column for threads, and stamps of a wall clock, which may have jumped."""
+    path = tmp_path / "state.sqlite"
+    clock = ManualClock(1000.0)
+    table = ProcessTable(now_s=clock.now_s())
+    journal = Journal(path, table, clock)
+    call, _ = table.begin_call(Arrival("", "s", thread=3), "0badcafe", clock.now_s())
+    table.dispatch(call, "e0")
+    clock.advance(2.0)
+    table.end_call(call, clock.now_s())
+    await journal.flush()
+    await journal.close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE programs DROP COLUMN more")
+        db.execute("DROP TABLE responses")
+        db.execute("ALTER TABLE programs RENAME COLUMN changed_s TO changed_unix_s")
+        db.execute(
+            "INSERT INTO programs SELECT 'other', scope, 'other', name, service_s, wait_s, calls,"
+            " home, conversation, parent_session, arrival_unix_s, ended_unix_s, reason, expired,"
+            " 4e9 FROM programs"
+        )
+    db.close()
+    journal = Journal(path, table, clock)
+    await journal.flush()
+    await journal.close()
+    program = (await read_back(path)).get(program_id_of("", "s"))
+    assert program is not None
+    assert (program.account.service_s, program.threads) == (2.0, {})

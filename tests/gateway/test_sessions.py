@@ -72,6 +72,7 @@ async def test_the_server_chooses_an_id_when_asked(rig: Rig):
         ("PUT", "/sessions/run-1", {"metadata": {"x": "y" * 3000}}, "metadata"),
         ("PUT", "/sessions/run-1", {"parent": "a b"}, "parent"),
         ("PUT", "/sessions/run-1", {"pid": True}, "pid"),
+        ("PUT", "/sessions/run-1", {"framework": "a\nb"}, "framework"),
         ("PUT", "/sessions/run-1", {"ttl_s": 0}, "ttl_s"),
         ("POST", "/sessions/run-1/tools", {"event": "now"}, "event"),
         ("POST", "/sessions/run-1/tools", {"event": "end", "tool": 7}, "tool"),
@@ -148,14 +149,27 @@ async def test_keys_scope_ids_and_are_never_passed_on():
         assert (await ask(rig, "GET", "/info"))[0] == 200
 
 
-async def test_an_admin_sees_everybody():
-    """An admin key is a key of its own."""
-    settings = {"api_keys": (entry("red", "k1"),), "admin_keys": (entry("root", "a1"),)}
-    async with running(**settings) as rig:
-        await rig.chat({"authorization": "Bearer k1", "X-Autellix-Session": "run-1"})
-        _, answer = await ask(rig, "GET", "/programs", key="a1")
-        assert len(answer["programs"]) == 1
-        assert (await rig.chat({"authorization": "Bearer a1"}))[0] == 401
+async def test_a_key_sees_no_counts_of_other_keys():
+    """Of programs and calls it sees its own; the gateway's counters are the admin's."""
+    async with running(api_keys=(entry("red", "k1"), entry("blue", "k2"))) as rig:
+        red, blue = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+        for session in ("a", "b", "c"):
+            await rig.chat({**red, "X-Autellix-Session": session})
+        await rig.chat({**blue, "X-Autellix-Session": "a"})
+        rig.engine.stall_at = 0
+        call = asyncio.create_task(rig.chat({**red, "X-Autellix-Session": "a"}))
+        await until(lambda: rig.table.in_flight == 1)
+        for key, programs, calls in (("k1", 3, 1), ("k2", 1, 0)):
+            _, answer = await ask(rig, "GET", "/programs", key=key)
+            assert len(answer.pop("programs")) == programs
+            assert answer == {"programs_total": programs, "calls_in_flight": calls}
+        rig.engine.go.set()
+        assert (await call)[0] == 200
+    async with running() as rig:  # nobody has a key, so who is on this machine may see all
+        await rig.chat()
+        _, answer = await ask(rig, "GET", "/programs")
+        assert answer["programs_total"] == 1
+        assert answer["table"]["calls_begun"] == 1
 
 
 def test_malformed_keys_are_refused_without_showing_them(tmp_path):
@@ -233,3 +247,17 @@ async def test_a_full_table_refuses_new_programs_and_says_when_to_come_back():
         assert (await first)[0] == (await second)[0] == 200
         assert (await rig.chat({"X-Autellix-Session": "run-2"}))[0] == 200
         await rig.settled()
+
+
+async def test_a_conversation_without_a_name_is_one_program_if_that_is_asked_for():
+    """Known by how it begins; off by default, since two runs may begin alike."""
+    first = [{"role": "user", "content": "Plan a trip."}]
+    turns = (first, [*first, {"role": "assistant", "content": "Where?"}])
+    for infer, programs in ((True, 1), (False, 2)):
+        async with running(infer_sessions=infer) as rig:
+            for messages in turns:
+                status, headers, _ = await rig.chat(messages=messages)
+                assert status == 200
+                assert headers["X-Autellix-Family"] == ("content_opener" if infer else "untagged")
+            assert len(rig.table) == programs
+            await rig.settled()

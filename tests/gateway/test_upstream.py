@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
+from pathlib import Path
 from typing import Any
 
 import httptools
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from autellix.server.gateway.upstream import (
     HEAD_BYTES_MAX,
     Broken,
     ClientGone,
+    Connections,
     Event,
     Upstream,
 )
@@ -253,3 +257,31 @@ async def test_bytes_that_nobody_asked_for_close_an_unused_connection():
     upstream.rest()
     upstream.data_received(b"HTTP/1.1 200 OK\r\n")
     assert engine.closing
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_burst_waits_for_room_among_the_engines_new_connections(tmp_path: Path, loop_factory):
+    """A unix socket whose queue is full refuses at once; the call is not the worse for it."""
+    path = str(tmp_path / "engine.sock")
+
+    async def main() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(4)
+            listener.setblocking(False)
+            connections = Connections(connect_s=10, idle_s=1)
+            address = EngineAddress(path, "", 0)
+            burst = [asyncio.create_task(connections.acquire(address)) for _ in range(40)]
+            await asyncio.sleep(0.1)
+            assert sum(task.done() for task in burst) < 10
+            loop = asyncio.get_running_loop()
+            accepted = [(await loop.sock_accept(listener))[0] for _ in range(40)]
+            for upstream in await asyncio.gather(*burst):
+                upstream.abort()
+            for each in accepted:
+                each.close()
+            with pytest.raises(OSError, match=r"."):
+                await connections.acquire(EngineAddress(f"{path}.none", "", 0))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +15,8 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 
 from autogen_agentchat.agents import AssistantAgent
-from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.base import TaskResult
+from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermination
 from autogen_agentchat.teams import (
     DiGraphBuilder,
     GraphFlow,
@@ -71,6 +76,18 @@ def ended(server: FakeServer) -> None:
     assert autellix.current_session() is None
 
 
+both_ways = pytest.mark.parametrize("way", ["run", "run_stream"])
+
+
+async def result_of(team: Any, way: str) -> TaskResult:
+    """Run a team in one of the two ways."""
+    if way == "run":
+        found: TaskResult = await team.run(task="go")
+    else:
+        found = [item async for item in team.run_stream(task="go")][-1]
+    return found
+
+
 async def test_a_run_of_a_team_is_one_program(model: Any, server: FakeServer):
     """A team used twice, by run and by run_stream, is two programs with the team's name."""
     team = wrap(round_robin(model), name="ads")
@@ -104,35 +121,94 @@ async def test_an_agent_alone_can_be_wrapped(model: Any, server: FakeServer):
     ended(server)
 
 
-async def test_other_teams(model: Any, server: FakeServer):
-    """Selector, swarm and MagenticOne: one program each."""
-    server.answers["x"] = "writer"
+@both_ways
+@pytest.mark.parametrize("chooser", ["function", "model"])
+async def test_a_selector_is_one_program(model: Any, server: FakeServer, way: str, chooser: str):
+    """The team chooses who speaks, by a function or by asking the model."""
     end = MaxMessageTermination(3)
     choose = lambda messages: "writer" if len(messages) % 2 else "critic"  # noqa: E731
+    by_function = {"selector_func": choose}
+    by_model = {"selector_prompt": "writer", "allow_repeated_speaker": True}
     selector = SelectorGroupChat(
-        agents(model, "writer", "critic"), model, termination_condition=end, selector_func=choose
-    )
-    await wrap(selector).run(task="one")
-    swarm = Swarm(agents(model, "only"), termination_condition=MaxMessageTermination(2))
-    await wrap(swarm).run(task="two")
-    magentic = MagenticOneGroupChat(agents(model, "worker"), model, max_turns=1)
-    with pytest.raises((RuntimeError, ValueError)):  # the canned answer is no ledger
-        await wrap(magentic).run(task="three")
-    assert len(dict.fromkeys(sessions(server))) == 3
+        agents(model, "writer", "critic"), model, termination_condition=end,
+        **(by_function if chooser == "function" else by_model),
+    )  # fmt: skip
+    await result_of(wrap(selector), way)
+    assert len(server.calls) == (2 if chooser == "function" else 4)
+    assert [call.seq for call in server.calls] == list(range(len(server.calls)))
+    assert len(set(sessions(server))) == 1
     ended(server)
 
 
-async def test_a_diamond_of_agents_is_three_threads(model: Any, server: FakeServer):
-    """The two in the middle run side by side, in threads of one program."""
-    a, b, c, d = agents(model, "a", "b", "c", "d")
+@both_ways
+async def test_a_swarm_that_hands_off_is_one_program(model: Any, server: FakeServer, way: str):
+    """The first agent hands off to the second by a tool; both are in the program."""
+    first, second = (
+        AssistantAgent(name, model, system_message=name, handoffs=[other])
+        for name, other in (("first", "second"), ("second", "first"))
+    )
+    team = wrap(Swarm([first, second], termination_condition=TextMentionTermination("echo")))
+    server.tool_calls_next.append([("transfer_to_second", {})])
+    result = await result_of(team, way)
+    assert [m.source for m in result.messages if m.type == "HandoffMessage"] == ["first"]
+    assert result.messages[-1].source == "second"
+    assert [call.body["messages"][0]["content"] for call in server.calls] == ["first", "second"]
+    assert [call.seq for call in server.calls] == [0, 1]
+    assert len(set(sessions(server))) == 1
+    ended(server)
+
+
+@both_ways
+async def test_magentic_one_is_one_program(model: Any, server: FakeServer, way: str):
+    """Facts, plan, ledger, the worker, ledger, final answer: six calls, one after the other."""
+    team = wrap(MagenticOneGroupChat(agents(model, "worker"), model, max_turns=5))
+    prompts = iter(range(9))
+
+    def ledger() -> str:
+        is_done = next(prompts) > 0
+        entry = {"is_request_satisfied": is_done, "is_progress_being_made": True}
+        entry |= {"is_in_loop": False, "instruction_or_question": "work", "next_speaker": "worker"}
+        return json.dumps({key: {"reason": "so", "answer": value} for key, value in entry.items()})
+
+    server.answers = Ledgers(ledger)
+    result = await result_of(team, way)
+    assert [m.source for m in result.messages][-2:] == ["worker", "MagenticOneOrchestrator"]
+    assert [call.seq for call in server.calls] == list(range(6))
+    assert len(set(sessions(server))) == 1
+    ended(server)
+
+
+class Ledgers(dict[str, Any]):
+    """Answers that give a ledger to who asks for one."""
+
+    def __init__(self, ledger: Callable[[], str]) -> None:
+        self._ledger = ledger
+
+    def get(self, text: str, default: Any = None) -> Any:
+        """Return the answer to a text."""
+        return self._ledger() if "is_request_satisfied" in text else default
+
+
+@both_ways
+async def test_a_diamond_of_agents_is_exact(
+    model: Any, server: FakeServer, dag_of: Callable[..., Any], way: str
+):
+    """The two in the middle run side by side, in threads of one program; the last follows both."""
+    nodes = [AssistantAgent(name, model, system_message=name) for name in "abcd"]
+    a, b, c, d = nodes
     builder = DiGraphBuilder()
-    for agent in (a, b, c, d):
+    for agent in nodes:
         builder.add_node(agent)
     builder.add_edge(a, b).add_edge(a, c).add_edge(b, d).add_edge(c, d)
-    await wrap(GraphFlow([a, b, c, d], graph=builder.build())).run(task="go")
+    gate = server.gates["echo: go"] = threading.Event()  # b and c are answered once both are there
+    team = wrap(GraphFlow(nodes, graph=builder.build()))
+    run = asyncio.create_task(result_of(team, way))
+    await asyncio.to_thread(server.wait_for, calls=3)
+    gate.set()
+    await run
     assert len(set(sessions(server))) == 1
-    assert len(server.calls) == 4
-    assert server.calls[1].thread != server.calls[2].thread
+    order = dag_of(server, lambda call: call.body["messages"][0]["content"])
+    assert order == {"a": set(), "b": {"a"}, "c": {"a"}, "d": {"b", "c"}}
     ended(server)
 
 
@@ -196,6 +272,28 @@ async def test_core_agents_are_in_the_senders_session(model: Any, server: FakeSe
     assert by_text["none"] not in ids
 
 
+class Silent(RoutedAgent):
+    """An agent that answers nothing."""
+
+    @message_handler
+    async def take(self, message: Ask, ctx: MessageContext) -> None:
+        """Take it."""
+
+
+async def test_no_answer_is_no_warning_and_no_filter():
+    """A handler that answers nothing answers None; the process's warnings are left as they are."""
+    before = list(warnings.filters)
+    runtime = AutellixRuntime()
+    await Silent.register(runtime, "silent", lambda: Silent("silent"))
+    runtime.start()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert await runtime.send_message(Ask("x"), AgentId("silent", "default")) is None
+    await runtime.stop_when_idle()
+    assert [w for w in caught if "Intervention handler" in str(w.message)] == []
+    assert warnings.filters == before
+
+
 def test_wrap_refuses_what_it_cannot_wrap():
     """The runtime class becomes ours; a runtime that exists, or anything else, is refused."""
     assert wrap(SingleThreadedAgentRuntime) is AutellixRuntime
@@ -220,3 +318,20 @@ async def test_a_failing_run_ends_its_program(model: Any, server: FakeServer):
         await wrap(round_robin(model)).run(task="one")
     event = server.wait_event("DELETE", sessions(server)[0])
     assert "error" in f"{event.path} {event.body}"
+
+
+async def test_a_new_program_in_a_session_is_one_and_knows_its_parent(
+    model: Any, server: FakeServer
+):
+    """``nested="new"``: a team's ``run`` calls its ``run_stream``, which opens none of its own."""
+    team = wrap(round_robin(model, turns=1), nested="new")
+    async with autellix.session("outer") as outer:
+        await team.run(task="one")
+        await team.reset()
+        assert [item async for item in team.run_stream(task="two")]
+    assert autellix.flush()
+    assert len(set(sessions(server))) == 2
+    assert {call.headers["x-autellix-parent-session"] for call in server.calls} == {outer.id}
+    opened = {event.session for event in server.events if event.method == "PUT"}
+    assert opened <= {outer.id, *sessions(server)}
+    ended(server)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import threading
-from typing import Annotated, Any
+from typing import Any
 
-import openai
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -19,47 +18,12 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Send, interrupt
-from typing_extensions import TypedDict
 
 import autellix
 from autellix.integrations.langgraph import Callback, wrap
 from autellix.testing import FakeServer
 
-
-class State(TypedDict, total=False):
-    said: Annotated[list[str], operator.add]
-
-
-@pytest.fixture
-async def model(server: FakeServer):
-    with openai.DefaultHttpxClient() as client:
-        async with openai.DefaultAsyncHttpxClient() as async_client:
-            yield ChatOpenAI(
-                model="fake", max_retries=0, http_client=client, http_async_client=async_client
-            )
-
-
-def node(model: ChatOpenAI, text: str):
-    """A node that makes one call, sync or async as the graph is run."""
-    from langchain_core.runnables import RunnableLambda
-
-    def call(state: State) -> State:
-        return {"said": [str(model.invoke(text).content)]}
-
-    async def acall(state: State) -> State:
-        return {"said": [str((await model.ainvoke(text)).content)]}
-
-    return RunnableLambda(call, acall)
-
-
-def chain(model: ChatOpenAI, *texts: str, name: str = "chain", **options: Any) -> Any:
-    """A graph of calls, one after the other."""
-    graph = StateGraph(State)
-    for text in texts:
-        graph.add_node(text, node(model, text))
-    for before, after in zip((START, *texts), (*texts, END), strict=True):
-        graph.add_edge(before, after)
-    return graph.compile(name=name, **options)
+from .graphs import State, chain, drain, ends, needs_timeout, node, programs
 
 
 def fork(model: ChatOpenAI) -> Any:
@@ -74,26 +38,6 @@ def fork(model: ChatOpenAI) -> Any:
     return graph.compile()
 
 
-def programs(server: FakeServer) -> dict[str, list[str]]:
-    """Return the calls by session, in the order of the sessions' first calls."""
-    found: dict[str, list[str]] = {}
-    for call in server.calls:
-        assert call.session is not None, f"{call.text} carries no session"
-        found.setdefault(call.session, []).append(call.text)
-    return found
-
-
-def ends(server: FakeServer, *sessions: str) -> list[str]:
-    """Return the reasons with which these sessions ended, once they all have."""
-    reasons = []
-    for session in sessions:
-        event = server.wait_event("DELETE", session)
-        assert event.session == session
-        reasons.append(event.body.get("reason") or event.path.partition("reason=")[2])
-    assert autellix.current_session() is None
-    return reasons
-
-
 RUNS = {
     "invoke": lambda graph: graph.invoke({"said": []}),
     "stream": lambda graph: list(graph.stream({"said": []}, stream_mode="updates")),
@@ -105,11 +49,6 @@ ASYNC_RUNS = {
     "astream": lambda graph: drain(graph.astream({"said": []})),
     "astream_events": lambda graph: drain(graph.astream_events({"said": []}, version="v2")),
 }
-
-
-async def drain(chunks: Any) -> list[Any]:
-    """Return all chunks of an async iterator."""
-    return [chunk async for chunk in chunks]
 
 
 @pytest.mark.parametrize("way", RUNS)
@@ -245,6 +184,7 @@ def test_an_error_and_a_recursion_limit_end_it_as_an_error(model: ChatOpenAI, se
     assert ends(server, *programs(server)) == ["error"]
 
 
+@needs_timeout
 async def test_a_cancelled_run_and_a_time_out_say_so(model: ChatOpenAI, server: FakeServer):
     """A cancelled run ends as cancelled; a run whose time is up likewise."""
     server.gates["slow"] = threading.Event()
@@ -257,8 +197,15 @@ async def test_a_cancelled_run_and_a_time_out_say_so(model: ChatOpenAI, server: 
 
     assert autellix.flush()  # or a late message would be taken for the next one
     server.clear()
+    arrived = asyncio.create_task(asyncio.to_thread(server.wait_for, calls=1))
+
+    async def until_the_call_is_there() -> None:
+        async with asyncio.timeout(None) as limit:
+            arrived.add_done_callback(lambda _: limit.reschedule(0))
+            await wrap(chain(model, "slow")).ainvoke({"said": []})
+
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(wrap(chain(model, "slow")).ainvoke({"said": []}), 0.3)
+        await until_the_call_is_there()
     server.gates["slow"].set()
     assert ends(server, *programs(server)) == ["cancelled"]
 
@@ -290,6 +237,24 @@ def test_a_resumed_run_is_the_same_program_or_a_new_one(
     result = wrapped.invoke(Command(resume="yes"), config)
     assert result["said"] == ["echo: before", "yes", "echo: after"]
     assert len(programs(server)) == count
+
+
+@pytest.mark.parametrize(("session_per", "count"), [("run", 4), ("conversation", 3)])
+def test_a_conversation_is_one_program_if_asked(
+    model: ChatOpenAI, server: FakeServer, session_per: Any, count: int
+):
+    """Two runs of a thread are numbered on; a run without a thread is by itself."""
+    graph = StateGraph(State).add_node("a", node(model, "turn"))
+    graph.add_edge(START, "a")
+    wrapped = wrap(graph.compile(checkpointer=InMemorySaver()), session_per=session_per)
+    for thread in ("t", "t", "other"):
+        wrapped.invoke({"said": []}, {"configurable": {"thread_id": thread}})
+    without = wrap(graph.compile(), session_per=session_per)
+    without.invoke({"said": []})
+    assert len(programs(server)) == count
+    first, second, *_ = server.calls
+    assert (first.session == second.session) is (session_per == "conversation")
+    assert len({(call.session, call.thread, call.seq) for call in server.calls}) == 4
 
 
 @tool
@@ -328,6 +293,32 @@ def test_a_tool_reports_its_start_and_end(model: ChatOpenAI, server: FakeServer)
     assert events[0]["id"] == events[1]["id"]
 
 
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_tool_in_a_graph_in_a_graph_reports_once(
+    model: ChatOpenAI, server: FakeServer, is_called: bool
+):
+    """Both graphs are wrapped: one watch does; and other callbacks still reach the inner graph."""
+
+    class Seen(BaseCallbackHandler):
+        tools = 0
+
+        def on_tool_start(self, *_: Any, **__: Any) -> None:
+            self.tools += 1
+
+    inner, seen = wrap(tool_graph(model, look_up)), Seen()
+    outer = StateGraph(MessagesState)
+    outer.add_node("sub", (lambda state: inner.invoke(state)) if is_called else inner)
+    outer.add_edge(START, "sub")
+    start = {"messages": [HumanMessage("go")]}
+    for graph in (wrap(outer.compile()), outer.compile()):
+        server.tool_calls_next.append([("look_up", {"word": "fox"})])
+        graph.invoke(start, {"callbacks": [seen]})
+    ends(server, *programs(server))
+    events = [e.body for e in server.events if "tool" in e.body]
+    assert [e["event"] for e in events] == ["start", "end"] * 2
+    assert seen.tools == 2
+
+
 def test_a_tool_that_fails_is_reported_and_ends_the_program(model: ChatOpenAI, server: FakeServer):
     """A tool's time-out closes the wait, and the program ends as an error."""
     server.tool_calls_next.append([("broken", {"word": "fox"})])
@@ -360,6 +351,63 @@ def test_wrap_of_the_sdk_finds_the_adapter(model: ChatOpenAI, server: FakeServer
     autellix.wrap(chain(model, "a"), name="planner").invoke({"said": []})
     (session,) = programs(server)
     assert server.wait_event("PUT", session).body["name"] == "planner"
+
+
+DIAMOND = {
+    "plan": set(), "left": {"plan"}, "s1": {"plan"}, "s2": {"s1"}, "join": {"left", "s2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "astream", "nested"])
+async def test_the_dag_of_a_wrapped_graph_is_exact(
+    model: ChatOpenAI, server: FakeServer, dag_of: Any, way: str
+):
+    """Plan → left, subgraph(s1 → s2) → join: also if the subgraph is wrapped, and with a role."""
+    inner = chain(model, "s1", "s2", name="inner")
+    graph = StateGraph(State).add_node("sub", wrap(inner) if way == "nested" else inner)
+    for text in ("plan", "left", "join"):
+        graph.add_node(text, node(model, text))
+    graph.add_edge(START, "plan").add_edge("plan", "left").add_edge("plan", "sub")
+    graph.add_edge(["left", "sub"], "join")
+    wrapped = wrap(graph.compile(), role="delegated")
+    server.together("left", "s1")
+    if way == "invoke":
+        await asyncio.to_thread(wrapped.invoke, {"said": []})
+    elif way == "astream":
+        await drain(wrapped.astream({"said": []}))
+    else:
+        await wrapped.ainvoke({"said": []})
+    (session,) = programs(server)
+    assert dag_of(server) == DIAMOND
+    assert {call.headers["x-autellix-role"] for call in server.calls} == {"delegated"}
+    assert await asyncio.to_thread(ends, server, session) == ["ok"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_exception_in_a_branch_leaves_nothing_open(
+    model: ChatOpenAI, server: FakeServer, is_async: bool
+):
+    """One of two branches fails while the other's call runs; the program ends as an error."""
+    failing = threading.Event()
+
+    def fail(_: State) -> State:
+        server.wait_for(calls=1)
+        failing.set()
+        raise RuntimeError("broken branch")
+
+    graph = StateGraph(State).add_node("left", node(model, "left")).add_node("right", fail)
+    graph.add_edge(START, "left").add_edge(START, "right")
+    wrapped = wrap(graph.compile())
+    server.gates["left"] = failing
+    with pytest.raises(RuntimeError, match="broken branch"):
+        await (
+            wrapped.ainvoke({"said": []})
+            if is_async
+            else asyncio.to_thread(wrapped.invoke, {"said": []})
+        )
+    (session,) = programs(server)
+    assert await asyncio.to_thread(ends, server, session) == ["error"]
+    assert autellix.status().sessions == 0
 
 
 def test_the_functional_api(model: ChatOpenAI, server: FakeServer):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from autellix.server.lab import cli
 from autellix.server.lab.result_cache import ResultCache, key
 from autellix.server.lab.simulate_command import main as simulate_main
+from tests.processes import children_of, is_alive
+from tests.serve_process import wait_until
 
 
 def test_a_smoke_run_prints_a_row_per_policy_and_writes_json(tmp_path: Path, capsys):
@@ -78,3 +82,24 @@ def test_the_key_of_a_result_is_all_it_depends_on(tmp_path: Path, small_profile)
         result = cache.get(cell, lambda: calls.append(1) or {"value": 7})
     assert result == {"value": 7}
     assert calls == [1]
+
+
+def test_a_killed_run_takes_its_processes_with_it():
+    """Of ``--jobs``: each would go on with its cell, for minutes."""
+    command = [sys.executable, "-m", "autellix", "simulate", "--trace", "chat-sharegpt"]
+    command += ["--policy", "fcfs,plas", "--rate", "2", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: len(busy_below(run.pid)) == 2, 120)
+        children = children_of(run.pid)
+        run.kill()
+    wait_until(lambda: not any(map(is_alive, children)), 20)
+
+
+def busy_below(pid: int) -> list[int]:
+    """Return the processes below that have taken over 5 s of a processor: they are in a cell."""
+    ticks = {}
+    for child in children_of(pid):
+        stat = Path(f"/proc/{child}/stat")
+        if stat.exists():
+            ticks[child] = int(stat.read_text().rpartition(")")[2].split()[11])
+    return [child for child, spent in ticks.items() if spent > 500]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autellix.server.lab import capacity, metrics
+from autellix.server.lab.measure import Rule, recovery_s
+from autellix.server.lab.workload import CROWD_FROM
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
@@ -55,3 +58,23 @@ def test_a_limit_outside_the_sweep_is_an_error(limit: float):
     """The last point of a sweep is no answer."""
     with pytest.raises(capacity.NotCrossedError):
         capacity.highest_rate(lambda rate: rate <= limit, 0.1, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("slow_until_s", "expected_s"),
+    [(0, 60.0), (59, 120.0), (301, 360.0), (331, 420.0), (3600, None)],
+)
+def test_recovery_is_when_the_response_is_back_for_good(slow_until_s: int, expected_s):
+    """One program a second of 10 s; after a crowd at 600 s they take 30 s for so long."""
+    rule = Rule()
+    programs = [
+        SimpleNamespace(
+            number=second,
+            arrival_s=float(second),
+            ended_s=second + (30.0 if 600 <= second < 600 + slow_until_s else 10.0),
+        )
+        for second in range(1800)
+    ]
+    crowd = SimpleNamespace(number=CROWD_FROM, arrival_s=600.0, ended_s=5000.0)
+    outcome = SimpleNamespace(programs=[*programs, crowd])
+    assert recovery_s(outcome, rule, 9000.0) == expected_s

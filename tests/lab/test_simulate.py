@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autellix.server.lab import arms, gate, golden, metrics, trace
+from autellix.server.lab.cells import run_cells
 from autellix.server.lab.invariants import BrokenInvariantError, InvariantChecker
 from autellix.server.lab.measure import Cell, Rule, run_cell, simulate_cell
+from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.simulate_command import document
 from autellix.server.lab.workload import Waits
 
 # A seed that ever broke an invariant is put here, (trace, arm, seed), and stays.
 REGRESSIONS: tuple[tuple[str, str, int], ...] = ()
 SEEDS = (0, 1)
-FAST_ARMS = ("fcfs", "mlfq", "plas", "atlas", "plas-paper", "admit", "srpt", "srpt-admit")
+FAST_ARMS = (
+    *("fcfs", "mlfq", "plas", "atlas", "plas-paper", "adaptive", "admit", "thunder"),
+    *("srpt", "srpt-admit"),
+)
 
 
 def small_cell(profile, name: str, arm: str, seed: int = 0, **changes) -> Cell:
@@ -46,6 +52,16 @@ def test_nothing_is_lost_under_any_policy(small_profile, arm: str, depth: int):
         assert checker.steps > 100
 
 
+def test_the_pins_of_continuum_end(small_profile):
+    """Pinned blocks belong to no call, which the checker would miss; at the end none is left."""
+    programs = trace.load("bfcl-gt")
+    cell = small_cell(small_profile, "bfcl-gt", "continuum")
+    outcome, simulation, _ = simulate_cell(cell, programs)
+    assert outcome.unfinished == 0
+    pool = simulation.engines[0].seat.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == small_profile.blocks - 1
+
+
 def test_the_checker_sees_a_lost_call(small_profile):
     """A checker that never fails proves nothing: lose a call and it must say so."""
 
@@ -68,6 +84,15 @@ def test_the_same_seed_gives_the_same_bytes(small_profile):
     first, second = (document([run_cell(cell, programs)]) for _ in range(2))
     assert first == second
     assert document([run_cell(replace(cell, seed=1), programs)]) != first
+
+
+def test_cells_run_at_once_give_the_same_in_their_order(small_profile, tmp_path: Path):
+    cells = [small_cell(small_profile, "bfcl-gt", arm, programs=3) for arm in ("fcfs", "plas")]
+    one = [ran.result for ran in run_cells(cells, ResultCache(None))]
+    two = [ran.result for ran in run_cells(cells, ResultCache(tmp_path), jobs=2)]
+    kept = [ran.result for ran in run_cells(cells, ResultCache(tmp_path))]
+    assert document(one) == document(two) == document(kept)
+    assert [result["arm"] for result in kept] == ["fcfs", "plas"]
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -38,6 +38,16 @@ def test_every_program_comes_once_before_any_comes_again(chat):
     assert order[: len(chat)] != order[len(chat) :]
 
 
+def test_a_crowd_comes_at_once_and_changes_nothing_else(chat):
+    arrivals = list(workload.crowd(chat, 1.0, 100.0, seed=1, at_s=50.0, size=7))
+    extra = [a for a in arrivals if a.number >= workload.CROWD_FROM]
+    assert [a.at_s for a in extra] == [50.0] * 7
+    assert len({a.number for a in extra}) == 7
+    others = [a for a in arrivals if a not in extra]
+    assert others == list(workload.poisson(chat, 1.0, 100.0, seed=1))
+    assert arrivals == sorted(arrivals, key=lambda a: a.at_s)
+
+
 def test_a_burst_has_its_phases(chat):
     """The rate changes where it should."""
     arrivals = list(workload.burst(chat, [(1.0, 1000.0), (9.0, 1000.0), (0.0, 100.0)], seed=1))

@@ -26,7 +26,7 @@ def choose(waiting, batch, *, slots=0, blocks=100, freed=10) -> list[int]:
         slots=slots,
         blocks=blocks,
         blocks_of=lambda number: freed,
-    )
+    ).victims
 
 
 def test_the_lowest_level_goes_first_then_who_loses_least():
@@ -70,7 +70,7 @@ def test_victims_that_turn_out_not_to_be_needed_stay():
         blocks=0,
         blocks_of=lambda number: freed[number],
     )
-    assert victims == [2]
+    assert victims.victims == [2]
 
 
 def test_room_for_the_others_is_made_by_the_worst_but_one_stays():
@@ -97,7 +97,7 @@ def test_every_choice_is_paid_for(waiting, batch, slots, blocks):
         slots=slots,
         blocks=blocks,
         blocks_of=lambda number: calls[number].lost_tokens,
-    )
+    ).victims
     assert len(set(victims)) == len(victims)
     for number in victims:
         assert not calls[number].protected

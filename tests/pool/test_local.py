@@ -15,25 +15,30 @@ import pytest
 from autellix.server.clock import SystemClock
 from autellix.server.engine.launch import ENV_RUN, EngineCommand, EngineRun
 from autellix.server.pool import guard
-from autellix.server.pool.local import EngineFailedError, LocalEngine, LocalSettings
+from autellix.server.pool.local import LocalEngine, LocalSettings
 from autellix.server.pool.progress import ProgressLimits
+from autellix.server.pool.restarts import EngineFailedError, RestartLimits
 from autellix.server.pool.vitals import Vitals
 from autellix.server.types import EngineState
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
 
-def make_engine(folder: Path, *modes: str, **changes: object) -> LocalEngine:
+def make_engine(
+    folder: Path, *modes: str, restart_limit: int = 2, **changes: object
+) -> LocalEngine:
     """Return an engine whose starts run the fake in these modes, the last one again and again."""
     settings: dict[str, object] = {
         "folder": folder,
         "channel_endpoint": None,
         "channel_key": b"k" * 32,
         "start_timeout_s": 20.0,
-        "restart_limit": 2,
-        "healthy_after_s": 60.0,
-        "backoff_s_min": 0.01,
-        "backoff_s_max": 0.05,
+        "restarts": RestartLimits(
+            restart_limit=restart_limit,
+            healthy_after_s=60.0,
+            backoff_s_min=0.01,
+            backoff_s_max=0.05,
+        ),
         "stop_grace_s": 1.0,
         "frozen_kill_s": 60.0,
         "show_engine_log": False,
@@ -97,7 +102,7 @@ async def test_stop_ends_front_end_child_and_guard(tmp_path: Path):
     engine = make_engine(tmp_path, "good")
     async with living(engine) as pids:
         assert len(pids) == 3
-        assert engine.log_tail() == "the engine speaks"
+        assert list(engine.log_lines) == ["the engine speaks"]
     assert engine.state is EngineState.DEAD
     assert not list(tmp_path.iterdir())
 

@@ -10,10 +10,10 @@ import pytest
 
 from autellix.errors import ConfigError
 from autellix.server.clock import SystemClock
-from autellix.server.pool.local import EngineFailedError
 from autellix.server.pool.progress import ProgressLimits
 from autellix.server.pool.remote import RemoteEngine, parse_engine_url
 from autellix.server.pool.replicas import Pool
+from autellix.server.pool.restarts import EngineFailedError
 from autellix.server.pool.vitals import Vitals
 from autellix.server.types import EngineAddress, EngineState
 from tests.pool.small_http import small_http

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from autellix.server.clock import ManualClock
 from autellix.server.pool.probe import ask
 from autellix.server.pool.progress import ProgressLimits
@@ -102,3 +104,31 @@ async def test_a_probe_has_a_deadline_and_survives_nonsense():
     assert await ask(address, "/", api_key=None, deadline_s=1) is None
     nowhere = EngineAddress("/nonexistent/socket", "", 0)
     assert await ask(nowhere, "/", api_key=None, deadline_s=1) is None
+
+
+@pytest.mark.parametrize("what", ["grows", "stands still", "clients hang up"])
+async def test_a_front_end_that_sends_is_alive_though_it_answers_no_probe(what: str):
+    """Bytes of a call count; that calls end, since their clients give up, does not."""
+    clock = ManualClock()
+    heard = {f"call {n}": 100 for n in range(40)}
+    vitals = Vitals(
+        ProgressLimits(),
+        clock,
+        period_s=0.0001,
+        deadline_s=0.02,
+        pulse=lambda: Pulse(clock.now_s(), True, 0.0, 0.1, False),
+        in_flight=lambda: 1,
+        heard=lambda: dict(heard),
+    )
+    reasons = []
+    async with small_http(lambda path, body: None) as address:
+        vitals.begin()
+        for second in range(20):
+            reasons.append(await vitals.look(address, "key"))
+            clock.advance(1)
+            if what == "grows":
+                heard["call 0"] += 1
+            elif what == "clients hang up":
+                del heard[f"call {second}"]
+    assert (set(reasons) == {None}) == (what == "grows")
+    assert reasons[-1] is None or "health probe" in reasons[-1]

@@ -14,6 +14,7 @@ from ag2.config import OpenAIConfig
 import autellix
 from autellix.testing import FakeServer
 
+from .happens_before import is_one_fork_and_join
 from .talk import Talk
 
 
@@ -45,8 +46,10 @@ async def test_two_parallel_tools_that_call_the_model(kind: str, server: FakeSer
 
     tool = asearch if kind == "async" else search
     server.tool_calls_next.append([(tool.__name__, {"query": q}) for q in ("q1", "q2")])
+    server.together("q1", "q2")
     async with autellix.session() as session:
         await Agent("a", config=config(server), tools=[tool]).ask("go")
+    assert is_one_fork_and_join(server, "go", "q1", "q2")
     assert {"q1", "q2"} <= set(talk.calls)
     assert len(server.calls) == 4
     assert talk.sessions == {session.id}

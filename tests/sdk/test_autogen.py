@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 import autellix
 from autellix.testing import FakeServer
 
+from .happens_before import dag_of
 from .talk import Talk
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:autogen_.*")
@@ -113,6 +115,10 @@ async def test_round_robin_is_one_chain(model: Any, server: FakeServer):
     assert {c.session for c in server.calls} == {session.id}
     assert len({c.thread for c in server.calls}) == 1
     assert [c.seq for c in server.calls] == [0, 1, 2, 3]
+    order = iter(["1", "2", "3", "4"])
+    numbered = {call.order: next(order) for call in server.calls}
+    found = dag_of(server, lambda call: numbered[call.order])
+    assert found == {"1": set(), "2": {"1"}, "3": {"2"}, "4": {"3"}}
 
 
 async def test_graph_flow_diamond(model: Any, server: FakeServer):
@@ -123,8 +129,13 @@ async def test_graph_flow_diamond(model: Any, server: FakeServer):
         builder.add_node(each)
     builder.add_edge(a, b).add_edge(a, c).add_edge(b, d).add_edge(c, d)
     flow = GraphFlow([a, b, c, d], graph=builder.build())
+    gate = server.gates["echo: go"] = threading.Event()  # b and c are answered once both are there
     async with autellix.session() as session:
-        await flow.run(task="go")
+        run = asyncio.create_task(flow.run(task="go"))
+        await asyncio.to_thread(server.wait_for, calls=3)
+        gate.set()
+        await run
+    assert dag_of(server, who) == {"a": set(), "b": {"a"}, "c": {"a"}, "d": {"b", "c"}}
     by_name = {who(call): call for call in server.calls}
     assert set(by_name) == set("abcd")
     assert {call.session for call in server.calls} == {session.id}

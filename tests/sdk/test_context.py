@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
 
 import autellix
+from autellix import branches
 from autellix.testing import FakeServer
 
+from .happens_before import is_one_fork_and_join
 from .talk import ASK, Talk, run
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -96,6 +100,49 @@ def test_a_retry_is_the_same_call(talk: Talk, server: FakeServer):
     assert second.headers["x-stainless-retry-count"] == "1"
 
 
+@pytest.mark.skipif(
+    "idempotency_key = self._idempotency_key()" not in inspect.getsource(openai._base_client),
+    reason="this client gives each attempt an id of its own",
+)
+def test_a_retry_is_the_same_call_whatever_came_between(talk: Talk, server: FakeServer):
+    """Other calls of its thread between two attempts change neither its id nor its number."""
+
+    def answered(response: Any) -> None:
+        if response.status_code == 500:
+            for number in range(branches.CALLS_MAX // 3):
+                talk.ask(f"between {number}")
+
+    hooks = {"response": [answered]}
+    with (
+        openai.DefaultHttpxClient(event_hooks=hooks) as http,
+        openai.OpenAI(max_retries=1, http_client=http) as client,
+        autellix.session(),
+    ):
+        talk.ask("before")
+        server.status_next.append(500)
+        client.chat.completions.create(model="fake", messages=MESSAGES)
+        talk.ask("after")
+    attempts = [call for call in server.calls if call.text == "hi"]
+    others = [call for call in server.calls if call.text.startswith(("between", "after"))]
+    assert len({call.call for call in attempts}) == 1
+    assert [call.seq for call in attempts] == [1, 1]
+    assert [call.seq for call in others] == [*range(2, 3 + branches.CALLS_MAX // 3)]
+    assert len({call.call for call in others}) == len(others)
+
+
+def test_the_memory_of_a_threads_calls_is_bounded():
+    """So many calls are known again; a client without stable ids means the latest."""
+    branch = branches.Branch(0, threading.current_thread(), None, None)
+    assert branch.retried("first") == ("first", 0)
+    total = branches.CALLS_MAX * 5
+    assert [branch.next_seq(f"c{n}") for n in range(1, total)] == list(range(1, total))
+    for number in range(total - branches.CALLS_MAX // 2, total):
+        assert branch.retried(f"c{number}") == (f"c{number}", number)
+    assert branch.retried("unheard of") == (f"c{total - 1}", total - 1)
+    assert len(branch.calls) <= branches.CALLS_MAX
+    assert branch.next_seq("next") == total
+
+
 async def test_tasks_fork_threads_and_their_parent_joins(talk: Talk):
     """gather: three child threads forked after the first call; the next call is the parent's."""
     async with autellix.session():
@@ -109,6 +156,7 @@ async def test_tasks_fork_threads_and_their_parent_joins(talk: Talk):
     assert sorted(threads[f"part{i}"] for i in range(3)) == [(1, 0), (2, 0), (3, 0)]
     assert {talk.calls[f"part{i}"].parent for i in range(3)} == {(0, 1)}
     assert talk.calls["plan"].parent is None
+    assert is_one_fork_and_join(talk.server, "plan", "part0", "part1", "part2")
 
 
 def test_the_main_task_of_a_loop_is_its_threads_thread(talk: Talk):
@@ -267,7 +315,7 @@ def test_a_forked_child_inherits_and_never_ends(talk: Talk, server: FakeServer):
         talk.ask("parent")
         process = multiprocessing.get_context("fork").Process(target=_child, args=("child",))
         process.start()
-        process.join(20)
+        process.join(120)
         assert process.exitcode == 0
         assert not [e for e in server.events if e.method == "DELETE"]
         talk.ask("parent again")
@@ -289,8 +337,8 @@ def test_a_spawned_process_needs_the_carrier(talk: Talk, server: FakeServer):
     with autellix.session() as session:
         talk.ask("parent")
         carried = {**os.environ, **session.env()}
-        subprocess.run([sys.executable, "-c", PROGRAM], env=carried, check=True, timeout=60)
-        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", PROGRAM], env=carried, check=True, timeout=240)
+        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=240)
         autellix.flush()
         with_carrier, without = list(server.calls)[1:]
         assert with_carrier.session == session.id
@@ -316,7 +364,7 @@ def test_multiprocessing_spawn_with_attach(talk: Talk, server: FakeServer):
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=exec, args=(SPAWNED.format(carrier=carrier),))
         process.start()
-        process.join(60)
+        process.join(240)
         assert process.exitcode == 0
     assert talk.calls["spawned"].session == session.id
     assert talk.calls["spawned"].parent == (0, 1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,14 +34,16 @@ ORIGIN = Origin("http", "127.0.0.1", 1)
 
 @dataclass
 class Node:
-    """One function of a program: steps are "call" or a (way, children) pair."""
+    """One function of a program: steps are "call", "look" or a (way, children) pair."""
 
     steps: list[Any]
 
 
 def _steps(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
-    ways = st.sampled_from(["tasks", "threads", "pool", "row", "to_thread"])
-    step = st.just("call") | st.tuples(ways, st.lists(nodes, min_size=1, max_size=3))
+    ways = st.sampled_from(["tasks", "threads", "pool", "row", "named", "to_thread"])
+    step = st.sampled_from(["call", "call", "look"]) | st.tuples(
+        ways, st.lists(nodes, min_size=1, max_size=3)
+    )
     return st.lists(step, min_size=1, max_size=4).map(Node)
 
 
@@ -58,11 +62,17 @@ class World:
     table: ProcessTable = field(default_factory=ProcessTable)
     in_flight: dict[CallKey, Call] = field(default_factory=dict)
     by_server: dict[CallKey, frozenset[CallKey]] = field(default_factory=dict)
+    names: Iterator[int] = field(default_factory=itertools.count)
 
-    def arrive_at_server(self, key: CallKey, fork: wire.ParentCall | None) -> None:
+    def arrive_at_server(self, key: CallKey, forks: tuple[wire.ParentCall, ...]) -> None:
         """Give the call to the real process table, and keep what it infers."""
         arrival = Arrival(
-            scope="", session=self.session.id, thread=key.thread, seq=key.seq, parent=fork
+            scope="",
+            session=self.session.id,
+            thread=key.thread,
+            seq=key.seq,
+            parent=forks[0] if forks else None,
+            follows=forks[1:],
         )
         call, _ = self.table.begin_call(arrival, f"{len(self.truth):08x}", float(len(self.truth)))
         direct = [CallKey(*parent) for parent in call.parents]
@@ -75,14 +85,14 @@ class World:
         with self.lock:
             tags = runtime.get_runtime().tag(ORIGIN, None, "openai", None)
             assert tags is not None
-            sent = dict(tags)
+            sent = {name.decode(): value.decode() for name, _, value in tags}
             assert sent[wire.SESSION] == self.session.id
             key = CallKey(int(sent[wire.THREAD]), int(sent[wire.SEQ]))
             assert key not in self.truth, "two calls with one name"
-            fork = wire.parse_parent(sent.get(wire.PARENT, ""))
+            forks = wire.parse_parents(sent.get(wire.PARENT, ""))
             self.truth[key] = frozenset(known)
-            self.inferred[key] = self.inference.arrive(key, fork)
-            self.arrive_at_server(key, fork)
+            self.inferred[key] = self.inference.arrive(key, forks)
+            self.arrive_at_server(key, forks)
         known.add(key)
 
     def answered(self, known: set[CallKey]) -> None:
@@ -100,14 +110,18 @@ def run_sync(world: World, node: Node, known: set[CallKey]) -> None:
             world.call(known)
             world.answered(known)
             continue
+        if step == "look":
+            autellix.current_thread()  # makes the thread known here, though it may never call
+            continue
         way, children = step
         if way == "tasks":
             asyncio.run(run_async(world, Node([step]), known))
             continue
         branches = [set(known) for _ in children]
-        if way == "row":
+        if way in ("row", "named"):
             for child in children:
-                run_sync(world, child, known)
+                with autellix.thread(f"n{next(world.names)}") if way == "named" else nullcontext():
+                    run_sync(world, child, known)
             continue
         _in_parallel(way, [(lambda c=c, b=b: run_sync(world, c, b)) for c, b in
                            zip(children, branches, strict=True)])  # fmt: skip
@@ -135,11 +149,15 @@ async def run_async(world: World, node: Node, known: set[CallKey]) -> None:
             await asyncio.sleep(0)
             world.answered(known)
             continue
+        if step == "look":
+            autellix.current_thread()
+            continue
         way, children = step
         branches = [set(known) for _ in children]
-        if way == "row":
+        if way in ("row", "named"):
             for child in children:
-                await run_async(world, child, known)
+                with autellix.thread(f"n{next(world.names)}") if way == "named" else nullcontext():
+                    await run_async(world, child, known)
             continue
         if way == "tasks":
             await asyncio.gather(

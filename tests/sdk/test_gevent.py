@@ -37,7 +37,7 @@ autellix.shutdown()
 @pytest.fixture
 def calls(server: FakeServer):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return {c.text: c for c in server.calls}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import sys
 from typing import Annotated, Any
 
 import pytest
@@ -13,18 +16,22 @@ pytest.importorskip("langchain_openai")
 import operator
 
 import openai
-from langchain_core.runnables import RunnableParallel
-from langchain_core.tools import tool
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
 import autellix
 from autellix.testing import FakeServer
 
+from .happens_before import dag_of
 from .talk import Talk
+
+#: What LangGraph says of a node does not reach async nodes before Python 3.11.
+needs_context = pytest.mark.skipif(sys.version_info < (3, 11), reason="no context in async nodes")
 
 
 class State(TypedDict):
@@ -52,6 +59,56 @@ def anode(model: ChatOpenAI, text: str):
         return {"said": [str((await model.ainvoke(text)).content)]}
 
     return call
+
+
+def counted(make: Any, model: ChatOpenAI, name: str) -> Any:
+    """Return a node that says its name and how often it has run."""
+    runs = itertools.count()
+
+    def call(state: State) -> Any:
+        return make(model, f"{name}{next(runs)}")(state)
+
+    async def acall(state: State) -> Any:
+        return await make(model, f"{name}{next(runs)}")(state)
+
+    return acall if make is anode else call
+
+
+def node_of_messages(model: ChatOpenAI) -> Any:
+    return lambda _: {"messages": [model.invoke("last")]}
+
+
+def anode_of_messages(model: ChatOpenAI) -> Any:
+    async def call(_: Any) -> Any:
+        return {"messages": [await model.ainvoke("last")]}
+
+    return call
+
+
+def tool_loop(model: ChatOpenAI) -> Any:
+    """Agent → tools, which ask the model → agent."""
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    def ask(question: str) -> str:
+        return str(model.invoke(question).content)
+
+    async def aask(question: str) -> str:
+        return str((await model.ainvoke(question)).content)
+
+    tool = StructuredTool.from_function(ask, aask, name="ask", description="Ask the model.")
+    bound = model.bind_tools([tool])
+
+    def call(state: MessagesState) -> Any:
+        return {"messages": [bound.invoke(state["messages"])]}
+
+    async def acall(state: MessagesState) -> Any:
+        return {"messages": [await bound.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node("agent", RunnableLambda(call, acall))
+    graph.add_node("tools", ToolNode([tool]))
+    graph.add_edge(START, "agent").add_edge("tools", "agent")
+    graph.add_conditional_edges("agent", tools_condition)
+    return graph.compile()
 
 
 def diamond(make: Any, model: ChatOpenAI, **options: Any) -> Any:
@@ -159,7 +216,52 @@ def test_tool_loop_with_parallel_tools_that_call_the_model(model: ChatOpenAI, se
     assert len({talk.threads["q1"][0], talk.threads["q2"][0], 0}) == 3
 
 
-def test_create_agent_batch_parallel_and_send(model: ChatOpenAI, server: FakeServer):
+def make_agent(model: ChatOpenAI, tools: list[Any]) -> Any:
+    """Return LangChain's agent; where LangChain is not installed, the one LangGraph still has."""
+    try:
+        from langchain.agents import create_agent
+    except ImportError:
+        from langgraph.prebuilt import create_react_agent
+
+        with pytest.warns(DeprecationWarning, match="create_react_agent has been moved"):
+            return create_react_agent(model, tools)
+    return create_agent(model, tools)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("is_async", [False, pytest.param(True, marks=needs_context)])
+async def test_a_created_agent(
+    model: ChatOpenAI, server: FakeServer, is_async: bool, is_wrapped: bool
+):
+    """Agent → two tools at once that call the model → agent: exact, in its session or its own."""
+    if is_wrapped:
+        pytest.importorskip("autellix.integrations", reason="the adapters are not installed here")
+
+    def ask(question: str) -> str:
+        return str(model.invoke(question).content)
+
+    async def aask(question: str) -> str:
+        return str((await model.ainvoke(question)).content)
+
+    ask_tool = StructuredTool.from_function(ask, aask, name="ask", description="Ask the model.")
+    agent = make_agent(model, [ask_tool])
+    agent = autellix.wrap(agent, name="agent") if is_wrapped else agent
+    server.tool_calls_next.append([("ask", {"question": "q1"}), ("ask", {"question": "q2"})])
+    server.together("q1", "q2")
+    server.answers["q1"] = server.answers["q2"] = "known"
+    start = {"messages": [("user", "go")]}
+    async with contextlib.nullcontext() if is_wrapped else autellix.session("outer") as outer:
+        result = await agent.ainvoke(start) if is_async else agent.invoke(start)
+    assert [m.type for m in result["messages"]] == ["human", "ai", "tool", "tool", "ai"]
+    (session,) = {call.session for call in server.calls}
+    assert session is not None
+    assert is_wrapped or session == outer.id
+    assert server.wait_event("DELETE", session).path.endswith("reason=ok")
+    assert dag_of(server) == {"go": set(), "q1": {"go"}, "q2": {"go"}, "known": {"q1", "q2"}}
+    assert len([e for e in server.events if "tool" in e.body]) == (4 if is_wrapped else 0)
+
+
+def test_batch_parallel_stream_and_send(model: ChatOpenAI, server: FakeServer):
     """The other ways in which LangChain makes threads."""
     talk = Talk(server)
     graph = StateGraph(State)
@@ -182,8 +284,6 @@ def test_create_agent_batch_parallel_and_send(model: ChatOpenAI, server: FakeSer
 
 async def test_abatch_and_functional_api(model: ChatOpenAI, server: FakeServer):
     """abatch, and tasks of the functional API."""
-    import sys
-
     from langgraph.func import entrypoint, task
 
     @task
@@ -249,3 +349,144 @@ async def test_a_decorated_async_generator_round_astream(model: ChatOpenAI, serv
     assert len(seen) == 5
     assert len({c.session for c in server.calls}) == 1
     assert len(server.calls) == 6
+
+
+DIAMOND = {
+    "plan": set(),
+    "b1": {"plan"},
+    "b2": {"plan"},
+    "s1": {"plan"},
+    "s2": {"s1"},
+    "join": {"b1", "b2", "s2"},
+}
+
+
+def test_the_diamond_is_exact_sync(model: ChatOpenAI, server: FakeServer):
+    """Plan → b1, b2, sub(s1 → s2) → join: these parents and no others."""
+    server.together("b1", "b2", "s1")
+    with autellix.session():
+        diamond(node, model).invoke({"said": []})
+    assert dag_of(server) == DIAMOND
+
+
+@needs_context
+async def test_the_diamond_is_exact_async(model: ChatOpenAI, server: FakeServer):
+    """The same with nodes as tasks: the subgraph's second step does not wait for b1 and b2."""
+    server.together("b1", "b2", "s1")
+    async with autellix.session():
+        await diamond(anode, model).ainvoke({"said": []})
+    assert dag_of(server) == DIAMOND
+
+
+@pytest.mark.parametrize("make", [node, pytest.param(anode, marks=needs_context)])
+async def test_a_subgraph_with_branches_is_exact(model: ChatOpenAI, server: FakeServer, make: Any):
+    """Plan → b, sub(p → q1, q2 → r, in a loop of two) → join: steps inside, not across."""
+    inner = StateGraph(State)
+    for name in ("p", "q1", "q2", "r"):
+        inner.add_node(name, counted(make, model, name))
+    inner.add_edge(START, "p")
+    inner.add_edge("p", "q1").add_edge("p", "q2")
+    inner.add_edge(["q1", "q2"], "r")
+    inner.add_conditional_edges("r", lambda s: "p" if len(s["said"]) < 8 else END)
+    graph = StateGraph(State)
+    for name in ("plan", "b", "join"):
+        graph.add_node(name, make(model, name))
+    graph.add_node("sub", lambda _: {"said": inner_graph.invoke({"said": []})["said"]})
+    inner_graph = inner.compile()
+    if make is anode:
+
+        async def sub(_: State) -> State:
+            return {"said": (await inner_graph.ainvoke({"said": []}))["said"]}
+
+        graph.nodes.pop("sub")
+        graph.add_node("sub", sub)
+    graph.add_edge(START, "plan").add_edge("plan", "b").add_edge("plan", "sub")
+    graph.add_edge(["b", "sub"], "join")
+    server.together("b", "p0")
+    server.together("q10", "q20")
+    server.together("q11", "q21")
+    async with autellix.session():
+        if make is anode:
+            await graph.compile().ainvoke({"said": []})
+        else:
+            await asyncio.to_thread(graph.compile().invoke, {"said": []})
+    assert dag_of(server) == {
+        "plan": set(), "b": {"plan"}, "p0": {"plan"},
+        "q10": {"p0"}, "q20": {"p0"}, "r0": {"q10", "q20"},
+        "p1": {"r0"}, "q11": {"p1"}, "q21": {"p1"}, "r1": {"q11", "q21"},
+        "join": {"b", "r1"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_async", [False, pytest.param(True, marks=needs_context)])
+async def test_a_tool_loop_is_exact(model: ChatOpenAI, server: FakeServer, is_async: bool):
+    """Agent → two tools at once that call the model → agent, at the top and in a subgraph."""
+    outer = StateGraph(MessagesState)
+    outer.add_node("agent", tool_loop(model))
+    outer.add_node("last", anode_of_messages(model) if is_async else node_of_messages(model))
+    outer.add_edge(START, "agent").add_edge("agent", "last")
+    server.tool_calls_next.append([("ask", {"question": "q1"}), ("ask", {"question": "q2"})])
+    server.together("q1", "q2")
+    server.answers["q1"] = server.answers["q2"] = "known"
+    server.answers["known"] = "said"
+    start = {"messages": [("user", "go")]}
+    async with autellix.session():
+        if is_async:
+            await outer.compile().ainvoke(start)
+        else:
+            await asyncio.to_thread(outer.compile().invoke, start)
+    assert dag_of(server) == {
+        "go": set(), "q1": {"go"}, "q2": {"go"}, "known": {"q1", "q2"}, "last": {"known"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [node, anode])
+async def test_a_fan_out_with_send_is_exact(model: ChatOpenAI, server: FakeServer, make: Any):
+    """Split → three workers → reduce."""
+
+    def call(state: State) -> State:
+        return {"said": [str(model.invoke(state["said"][-1]).content)]}
+
+    async def acall(state: State) -> State:
+        return {"said": [str((await model.ainvoke(state["said"][-1])).content)]}
+
+    graph = StateGraph(State).add_node("split", make(model, "split"))
+    graph.add_node("work", call if make is node else acall)
+    graph.add_node("reduce", make(model, "reduce"))
+    graph.add_edge(START, "split").add_edge("work", "reduce")
+    graph.add_conditional_edges(
+        "split", lambda _: [Send("work", {"said": [f"w{i}"]}) for i in range(3)], ["work"]
+    )
+    server.together("w0", "w1", "w2")
+    async with autellix.session():
+        if make is node:
+            await asyncio.to_thread(graph.compile().invoke, {"said": []})
+        else:
+            await graph.compile().ainvoke({"said": []})
+    workers = {f"w{i}": {"split"} for i in range(3)}
+    assert dag_of(server) == {"split": set(), **workers, "reduce": set(workers)}
+
+
+@needs_context
+async def test_the_functional_api_is_exact(model: ChatOpenAI, server: FakeServer):
+    """A task, two at once, and a last one, with a call of the flow itself in between."""
+    from langgraph.func import entrypoint, task
+
+    @task
+    async def part(text: str) -> str:
+        return str((await model.ainvoke(text)).content)
+
+    @entrypoint()
+    async def flow(_: str) -> str:
+        await part("a")
+        await model.ainvoke("mine")
+        await asyncio.gather(part("b"), part("c"))
+        return await part("d")
+
+    server.together("b", "c")
+    async with autellix.session():
+        await flow.ainvoke("go")
+    found = dag_of(server)
+    assert found["mine"] == {"a"}
+    assert found["b"] == found["c"] == {"mine"}
+    assert found["d"] == {"b", "c"}

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import openai
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import autellix
 from autellix import lifecycle, runtime
 from autellix.config import Origin
+from autellix.frameworks import framework_here
 from autellix.testing import FakeServer
 
 from .talk import ASK, Talk
@@ -27,6 +29,7 @@ def test_start_heartbeat_and_end(talk: Talk, server: FakeServer):
         talk.ask("again")
         beat = server.wait_event("POST")
     start = server.wait_event("PUT")
+    assert start.body.pop("framework") == framework_here()
     assert start.body == {
         "pid": os.getpid(), "name": "s", "conversation": "c-7", "ttl_s": 90.0,
         "metadata": {"user": "u"},
@@ -43,6 +46,7 @@ def test_a_start_says_only_what_a_server_takes(talk: Talk, server: FakeServer):
     with autellix.session("n\n" + "x" * 200, conversation="a b", metadata={"k": "v" * 3000}):
         talk.ask("hi")
     start = server.wait_event("PUT")
+    start.body.pop("framework")
     assert start.body == {"pid": os.getpid(), "name": "n" + "x" * 127}
     assert "x-autellix-conversation" not in server.calls[0].headers
 
@@ -138,7 +142,7 @@ def test_a_port_that_accepts_nothing_delays_nobody(server: FakeServer):
             f"    session.touch(Origin('http', '127.0.0.1', {hole.getsockname()[1]}), None)\n"
             "    assert not autellix.flush(0.1)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], timeout=20)
+        done = subprocess.run([sys.executable, "-c", program], timeout=120)
     assert done.returncode == 0
 
 
@@ -153,6 +157,39 @@ def test_the_queue_is_bounded(server: FakeServer):
         sender.open(session, origin)
     assert sender.dropped == 5
     assert len(sender._peers[origin].pending) == lifecycle.QUEUE_MAX
+
+
+def test_a_message_that_cannot_be_sent_ends_no_other(
+    talk: Talk, server: FakeServer, caplog: pytest.LogCaptureFixture
+):
+    """It is dropped, counted and said; an API key from a file loses its newline."""
+    autellix.init(server.url, api_key="sk-1\n")
+    with autellix.session():
+        talk.ask("one")
+    assert autellix.flush(5)
+    assert [e.headers["authorization"] for e in server.events] == ["Bearer sk-1"] * 2
+    autellix.init(api_key="sk-1\nx")
+    with caplog.at_level(logging.WARNING, "autellix"), autellix.session():
+        talk.ask("two")
+        assert autellix.flush(5)
+    autellix.init(api_key="sk-2")
+    with autellix.session() as session:
+        talk.ask("three")
+    assert autellix.flush(5)
+    assert server.wait_event("DELETE", session.id)
+    status = autellix.status()
+    assert status.dropped == status.errors == 2
+    assert any("cannot be sent" in record.message for record in caplog.records)
+
+
+def test_a_dead_sender_is_started_again(talk: Talk, server: FakeServer):
+    """Whatever ended the thread, the next message starts another."""
+    sender = runtime.get_runtime().lifecycle
+    sender._worker = threading.Thread()  # never started: not alive
+    with autellix.session():
+        talk.ask("one")
+    assert autellix.flush(5)
+    assert [e.method for e in server.events] == ["PUT", "DELETE"]
 
 
 def test_tool_hints(talk: Talk, server: FakeServer):
@@ -206,7 +243,7 @@ def test_a_forked_child_that_exits_normally_does_not_wait(talk: Talk, server: Fa
         "sender._wake.release()\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert [e.method for e in server.events].count("DELETE") == 1
 
@@ -232,3 +269,10 @@ def test_shutdown_ends_what_is_open_and_starts_again(talk: Talk, server: FakeSer
         talk.ask("two")
     assert autellix.flush(5)
     assert [e.method for e in server.events].count("DELETE") == 2
+
+
+def test_a_framework_is_known_by_its_modules():
+    """The most particular one wins; a process without any has none."""
+    assert framework_here({"json", "os"}) is None
+    assert framework_here({"openai"}) == "OpenAI"
+    assert framework_here({"openai", "langchain_core", "langgraph.graph"}) == "LangGraph"

@@ -15,6 +15,7 @@ from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runn
 import autellix
 from autellix.testing import FakeServer
 
+from .happens_before import is_one_fork_and_join
 from .talk import Talk
 
 
@@ -44,8 +45,10 @@ async def test_parallel_tools_of_both_kinds(client, server: FakeServer, talk: Ta
         return "found"
 
     server.tool_calls_next.append([("asearch", {"query": "q1"}), ("search", {"query": "q2"})])
+    server.together("q1", "q2")
     async with autellix.session() as session:
         await Runner.run(make("a", client, tools=[asearch, search]), "go")
+    assert is_one_fork_and_join(server, "go", "q1", "q2")
     assert {"q1", "q2"} <= set(talk.calls)
     assert len(server.calls) == 4
     assert talk.sessions == {session.id}

@@ -15,6 +15,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 import autellix
 from autellix.testing import FakeServer
 
+from .happens_before import is_one_fork_and_join
 from .talk import Talk
 
 
@@ -34,8 +35,10 @@ def test_run_sync_with_two_sync_tools(server: FakeServer, talk: Talk):
         return "found"
 
     server.tool_calls_next.append([("search", {"query": q}) for q in ("q1", "q2")])
+    server.together("q1", "q2")
     with autellix.session() as session:
         agent.run_sync("go")
+    assert is_one_fork_and_join(server, "go", "q1", "q2")
     assert {"q1", "q2"} <= set(talk.calls)
     assert len(server.calls) == 4
     assert talk.sessions == {session.id}

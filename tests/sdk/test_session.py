@@ -6,10 +6,13 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import autellix
+from autellix import wire
+from autellix.runtime import get_runtime
 from autellix.testing import FakeServer
 
 from .talk import ASK, Talk, run
@@ -170,14 +173,198 @@ def test_a_nested_session_joins_or_is_new(talk: Talk):
     assert talk.calls["joined"].session == talk.calls["after"].session == outer.id
 
 
+def test_a_wrong_nested_is_complained_of_once_and_joins(talk: Talk, caplog):
+    """A typing mistake opens no programs of its own."""
+    caplog.set_level("WARNING", "autellix")
+    with autellix.session("outer") as outer:
+        for _ in range(2):
+            with autellix.session("inner", nested="nwe") as inner:
+                assert inner is outer
+        run_nested = autellix.session(nested="nope")(autellix.current_session)
+        assert run_nested() is outer
+    said = [record.message for record in caplog.records if "nested" in record.message]
+    assert said == ["nested='nwe' is taken for join: allowed are join and new"]
+
+
+def test_a_handle_that_ends_while_a_call_looks_for_it_does_no_harm(talk: Talk, monkeypatch):
+    """Another thread may end it, or begin one, between the count and the look."""
+
+    class Emptied(dict[str, autellix.Session]):
+        def __len__(self) -> int:
+            return 1  # as it was a moment ago
+
+    monkeypatch.setattr(get_runtime(), "handles", Emptied())
+    assert autellix.current_session() is None
+    talk.ask("one")
+    assert talk.calls["one"].source == "process"
+    monkeypatch.undo()
+
+    stop = threading.Event()
+    worker = threading.Thread(target=begin_and_end, args=(stop,))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        worker.start()
+        for _ in range(3000):
+            autellix.current_session()
+            tags = autellix.headers()
+            assert not tags or wire.SESSION in tags  # between two handles there is no session
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        worker.join()
+
+
+def begin_and_end(stop: threading.Event) -> None:
+    """Begin and end handles until told to stop."""
+    while not stop.is_set():
+        autellix.end_session(autellix.start_session("brief"))
+
+
+def test_a_block_that_is_entered_again_ends_with_its_outer_exit(talk: Talk):
+    """The same object, inside itself: the inner one joins, and ends nothing."""
+    block = autellix.session("x")
+    with block as session:
+        with block as inner, block:
+            assert inner is session
+            talk.ask("inner")
+        assert session.state == "open"
+        assert autellix.current_session() is session
+        talk.ask("outer")
+    assert session.state == "ended"
+    assert autellix.current_session() is None
+    assert talk.threads == {"inner": (0, 0), "outer": (0, 1)}
+
+
+async def test_tasks_that_share_a_block_end_their_own_sessions(talk: Talk):
+    """One that joins ends none, whatever the others opened before and after it."""
+    block, thread = autellix.session("shared"), autellix.thread("t")
+    entered, leave = asyncio.Event(), {name: asyncio.Event() for name in "ajc"}
+    seen: dict[str, autellix.Session] = {}
+
+    async def agent(name: str) -> None:
+        with thread, block as session:
+            seen[name] = session
+            entered.set()
+            await leave[name].wait()
+            await talk.aask(name)
+        assert autellix.current_session() is not session or name == "j"
+
+    async def joiner() -> None:
+        with autellix.session("mine") as mine:
+            await agent("j")
+            assert autellix.current_session() is mine
+            assert mine.state == "open"
+
+    with autellix.session("outside"):
+        pass  # so that no call goes to a session of the process
+    tasks = {}
+    for name, made in (("a", agent("a")), ("j", joiner()), ("c", agent("c"))):
+        tasks[name] = asyncio.create_task(made)
+        await entered.wait()
+        entered.clear()
+    for name in "jac":
+        assert seen[name].state == "open"
+        leave[name].set()
+        await tasks[name]
+        assert seen[name].state == "ended"
+    assert {name: call.session for name, call in talk.calls.items()} == {
+        name: session.id for name, session in seen.items()
+    }
+
+
+def test_threads_that_share_a_block_end_their_own_sessions(talk: Talk):
+    """However they are interleaved, each session ends once, with its own block."""
+    block = autellix.session("shared")
+    wrong: list[str] = []
+
+    def work() -> None:
+        for _ in range(300):
+            with block as session:
+                if autellix.current_session() is not session or session.state != "open":
+                    wrong.append("inside")
+            if session.state != "ended" or autellix.current_session() is session:
+                wrong.append("after")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+def test_an_id_that_is_used_again_counts_on(talk: Talk):
+    """One after the other goes on where the first was; two at once share no thread."""
+    for text in ("one", "two"):
+        with autellix.session(id="run-7"):
+            talk.ask(text)
+    first = autellix.start_session(id="run-8")
+    with autellix.session(id="run-8", nested="new"):
+        talk.ask("beside")
+        assert first.run(autellix.headers)["X-Autellix-Thread"] == "0"
+    first.end()
+    assert (talk.threads["one"], talk.threads["two"]) == ((0, 0), (0, 1))
+    thread, seq = talk.threads["beside"]
+    assert (thread or 0) >= 10_000_000
+    assert seq == 0
+
+
+def test_what_is_no_text_loses_no_tags(talk: Talk, server: FakeServer):
+    """Numbers become texts, and metadata that is no JSON is left out."""
+    with autellix.session(7, id=8, conversation=42, metadata={(1, 2): 3}):  # type: ignore[call-overload]
+        talk.ask("hi")
+    start = server.wait_event("PUT", "8")
+    assert (start.body["name"], start.body["conversation"]) == ("7", "42")
+    assert "metadata" not in start.body
+    assert server.calls[0].session == "8"
+    assert server.calls[0].headers["x-autellix-conversation"] == "42"
+    assert autellix.status().errors == 0
+
+
+async def test_handles_of_requests_are_not_shared(talk: Talk):
+    """Two threads or tasks that start under one name, or none, have a session each."""
+
+    def request(name: str | None) -> autellix.Session:
+        session = autellix.start_session(name)
+        assert autellix.start_session(name) is session
+        return session
+
+    async def task(name: str | None) -> autellix.Session:
+        return request(name)
+
+    opened = [await asyncio.to_thread(request, name) for name in ("chat", "chat", None, None)]
+    opened += await asyncio.gather(*map(task, ("chat", "chat")))
+    assert len({session.id for session in opened}) == 6
+    autellix.end_session()
+    assert {session.state for session in opened} == {"open"}
+    with_id = autellix.start_session("chat", id="run-7")
+    assert await asyncio.to_thread(autellix.start_session, id="run-7") is with_id
+    autellix.end_session()
+    assert with_id.state == "ended"
+    autellix.end_session()
+    assert {session.state for session in opened} == {"open"}
+    with autellix.session("users", nested="new"):
+        for session in opened[1:]:
+            session.end()
+        autellix.end_session()
+    assert opened[0].state == "open"
+    opened[0].end()
+
+
 def test_the_end_is_sent_at_exit(server: FakeServer):
     """A script that just ends, or fails, says so within its exit."""
     program = ASK + ("import sys\nask()\nif len(sys.argv) > 1: raise SystemError('boom')\n")
-    good = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    good = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=240)
     assert good.returncode == 0, good.stderr
     assert server.wait_event("DELETE").path.endswith("reason=atexit")
     server.clear()
-    bad = subprocess.run([sys.executable, "-c", program, "x"], capture_output=True, timeout=60)
+    bad = subprocess.run([sys.executable, "-c", program, "x"], capture_output=True, timeout=240)
     assert bad.returncode == 1
     assert server.wait_event("DELETE").path.endswith("reason=error")
 
@@ -186,7 +373,13 @@ def test_disabled_means_nothing_at_all(server: FakeServer):
     """With AUTELLIX_ENABLED=0 no header and no message goes out, and blocks are plain blocks."""
     program = ASK + "with autellix.session('s'): ask()\n"
     env = {**os.environ, "AUTELLIX_ENABLED": "0"}
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=env)
+    program += (
+        "with autellix.session() as s:\n"
+        "    carrier = {}\n"
+        "    autellix.inject(carrier, baggage=True)\n"
+        "    assert carrier == autellix.headers() == autellix.headers(s) == s.env() == {}\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240, env=env)
     assert len(server.calls) == 1
     assert server.calls[0].session is None
     assert not server.events

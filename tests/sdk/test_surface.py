@@ -18,7 +18,7 @@ import pytest
 
 import autellix
 from autellix import cli, config
-from autellix.branches import Branch
+from autellix.branches import Branch, foreign_number
 from autellix.testing import FakeServer
 
 from .talk import ASK, Talk
@@ -190,7 +190,7 @@ def test_which_origins_get_tags(base_url, origins, url: str, allowed: bool):
     origin = config.origin_of(url)
     assert origin is not None
     rules = config.Origins(config.Config(base_url=base_url, origins=origins))
-    assert rules.allow(origin.scheme, origin.host, origin.port) is allowed
+    assert (rules.allow(origin.scheme, origin.host, origin.port) == origin) is allowed
 
 
 def test_event_hooks_and_wrap_need_no_patch(server: FakeServer):
@@ -255,6 +255,22 @@ def test_headers_by_hand_and_the_carriers(talk: Talk):
     assert autellix.current_session() is None
 
 
+def test_threads_of_a_session_that_is_picked_up_often_differ():
+    """Each attach counts on, and a fork begins elsewhere, within the nine digits of the wire."""
+    carrier, numbers = {"x-autellix-session": "elsewhere", "x-autellix-parent": "0:3"}, []
+    for _ in range(3):
+        with autellix.attach(carrier):
+            sent = autellix.headers()
+            assert (sent["X-Autellix-Seq"], sent["X-Autellix-Parent"]) == ("0", "0:3")
+            numbers.append(int(sent["X-Autellix-Thread"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 7)
+        numbers.append(foreign_number())
+    numbers.append(foreign_number())
+    assert len(set(numbers)) == 5
+    assert all(10_000_000 <= number < 10**9 for number in numbers)
+
+
 def test_open_telemetry_attributes_on_the_current_span(talk: Talk):
     """Session and thread on the span; a conversation id that is there stays."""
     trace = pytest.importorskip("opentelemetry.trace")
@@ -293,7 +309,7 @@ def test_threads_of_a_long_chat_do_not_pile_up():
     numbers = set()
     for _ in range(10_000):
         job = Job()
-        numbers.add(session._fork(root, job).number)
+        numbers.add(session.fork(root, job).number)
         job.finish()
     assert len(numbers) == 1
     jobs = [Job() for _ in range(2_000)]
@@ -307,7 +323,7 @@ def test_threads_of_a_long_chat_do_not_pile_up():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Branch, "has_ended", counting)
-        wide = {session._fork(root, job).number for job in jobs}
+        wide = {session.fork(root, job).number for job in jobs}
     assert len(wide) == 2_000
     assert looked_at <= 3 * len(jobs)
     del jobs
@@ -376,7 +392,7 @@ def test_the_command_line(server: FakeServer, tmp_path: Path, capsys: pytest.Cap
     command = [sys.executable, "-m", "autellix", "run", "--base-url", server.base_url,
                str(program), "--flag", "x"]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if k != "OPENAI_BASE_URL"}
-    subprocess.run(command, check=True, env=env, timeout=60)
+    subprocess.run(command, check=True, env=env, timeout=240)
     assert server.calls[0].text == "--flag x"
     assert server.calls[0].source == "process"
     assert server.wait_event("PUT").body["name"] == "agent.py"

@@ -18,10 +18,10 @@ def test_mypy_sees_exact_types():
     """Strict, with each wrong use refused."""
     pytest.importorskip("mypy")
     command = [sys.executable, "-m", "mypy", "--strict", "--warn-unused-ignores", FILE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
     mine = [line for line in done.stdout.splitlines() if line.startswith("tests/typing")]
     assert not mine, done.stdout
-    assert "Success" in done.stdout or "tests/typing" not in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_pyright_sees_exact_types():
@@ -30,7 +30,7 @@ def test_pyright_sees_exact_types():
     if pyright is None:
         pytest.skip("basedpyright is not installed")
     command = [pyright, "--level", "error", "--pythonpath", sys.executable, FILE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
     objected = {int(n) for n in re.findall(r"sdk_types\.py:(\d+):\d+ - error", done.stdout)}
     lines = (ROOT / FILE).read_text().splitlines()
     wrong = {number for number, line in enumerate(lines, 1) if "# type: ignore[" in line}

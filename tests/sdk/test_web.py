@@ -26,6 +26,7 @@ def serve(app: Any) -> Iterator[str]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # who comes before the server is up waits
         config = uvicorn.Config(app, log_level="error", ws="none", lifespan="off")
         web = uvicorn.Server(config)
         thread = threading.Thread(target=web.run, args=([listener],), daemon=True)

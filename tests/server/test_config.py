@@ -9,7 +9,7 @@ import tomllib
 
 from autellix.errors import ConfigError
 from autellix.server.config import add_flags, describe, load
-from autellix.server.serve import ServerConfig
+from autellix.server.server_config import ServerConfig
 
 
 def read(

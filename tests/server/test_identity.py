@@ -39,6 +39,11 @@ GOLDEN: list[tuple[str, dict[str, str], dict[str, Any], str, str | None]] = [
     ("vllm_body", {}, {"vllm_xargs": {"session_id": "abc"}}, "abc", None),
     ("agentic_context", {},
      {"vllm_xargs": {"agentic_context": {"program_id": "p", "agent_id": "a"}}}, "p", "a"),
+    ("agent_hint", {},
+     {"agent_hint": {"session_id": "sub", "parent_session_id": "top",
+                     "cache_control": {"type": "ephemeral", "ttl": "5m"}}}, "top", "sub"),
+    ("sglang_body", {}, {"session_params": {"id": "sg-1", "rid": None, "offset": -1}}, "sg-1",
+     None),
     ("nvext", {}, {"nvext": {"agent_context": {"session_id": "n"}}}, "n", None),
     ("thunderagent", {}, {"program_id": "ta-1", "docker_ids": []}, "ta-1", None),
     ("litellm", {"x-litellm-session-id": "lite"}, {}, "lite", None),
@@ -68,10 +73,34 @@ def test_a_real_request_of_each_family(family, headers, body, session, label):
     assert identity.malformed == ()
 
 
-def test_every_family_but_rare_ones_has_a_golden_request():
+def test_every_family_has_a_golden_request():
     """A family that nobody tried is a guess."""
-    untried = {f.name for f in FAMILIES} - {row[0] for row in GOLDEN}
-    assert untried == {"agent_hint", "sglang_body"}
+    assert {f.name for f in FAMILIES} == {row[0] for row in GOLDEN}
+
+
+SYSTEM = {"role": "system", "content": "You are an agent."}
+ASK = {"role": "user", "content": [{"type": "text", "text": "Weather?"}]}
+LATER = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": "?"}]
+
+
+def test_a_conversation_is_known_by_how_it_begins_only_if_that_is_asked_for():
+    """The last resort, after every name; another model or opener is another conversation."""
+    first = {"model": "m", "messages": [SYSTEM, ASK]}
+    turn = {"model": "m", "messages": [SYSTEM, ASK, *LATER], "temperature": 1}
+    assert resolve({}, turn, "").family is None
+    got = [resolve({}, body, "key", infer=True) for body in (first, turn)]
+    assert got[0] == got[1]
+    assert got[0].family == "content_opener"
+    assert got[0].arrival.scope == "key"
+    others = [
+        {**turn, "model": "n"}, {**turn, "messages": [ASK, *LATER]},
+        {"model": "m", "input": "Weather?"}, {**first, "system": "Be brief."},
+    ]  # fmt: skip
+    sessions = {resolve({}, body, "", infer=True).arrival.session for body in (turn, *others)}
+    assert len(sessions) == 5
+    assert resolve({"x-session-id": "s"}, turn, "", infer=True).family == "vllm"
+    for nothing in ({"prompt": "p"}, {"messages": []}, {"messages": [SYSTEM]}, {"messages": 7}):
+        assert resolve({}, nothing, "", infer=True).family is None
 
 
 def test_our_own_headers_win_and_are_read_whole():
@@ -84,6 +113,32 @@ def test_our_own_headers_win_and_are_read_whole():
     assert arrival.parent == wire.ParentCall(0, 2)
     assert arrival.client_call == "c-1"
     assert arrival.thread_label is None
+
+
+@pytest.mark.parametrize(
+    ("role", "handicap_ms"),
+    [("interactive", 0), ("delegated", 4_000), ("background", 32_000), ("urgent", 0), ("", 0)],
+)
+def test_a_role_can_only_lower(role: str, handicap_ms: int):
+    """A role adds service on top of a number that the client gives; an unknown one adds nothing."""
+    headers = {**OWN, "x-autellix-role": role}
+    assert resolve(headers, {}, "").handicap_ms == handicap_ms
+    assert resolve({**headers, "x-vllm-priority": "500"}, {}, "").handicap_ms == handicap_ms + 500
+    assert resolve({**headers, "x-vllm-priority": "-500"}, {}, "").handicap_ms == handicap_ms
+    ignored = resolve(headers, {}, "").malformed
+    assert ignored == (() if handicap_ms or role == "interactive" else ("X-Autellix-Role",))
+
+
+def test_a_list_of_parents_is_bounded():
+    """The first is the fork, the others follow; one bad or one too many, and none is taken."""
+    headers = {**OWN, "x-autellix-parent": "0:2,4:1"}
+    arrival = resolve(headers, {}, "").arrival
+    assert arrival.parent == wire.ParentCall(0, 2)
+    assert arrival.follows == (wire.ParentCall(4, 1),)
+    for bad in ("0:2,", "0:2,x", ",".join(["0:1"] * 17)):
+        identity = resolve({**OWN, "x-autellix-parent": bad}, {}, "")
+        assert identity.arrival.parent is None
+        assert identity.malformed == ("X-Autellix-Parent",)
 
 
 def test_fields_of_two_families_are_never_mixed():
@@ -156,7 +211,7 @@ NAMES = st.sampled_from(
     + ["x-vllm-priority", "baggage", "x-stainless-retry-count"]
 )
 FIELDS = st.sampled_from(
-    ["session_id", "vllm_xargs", "nvext", "program_id", "priority", "metadata"]
+    ["session_id", "vllm_xargs", "nvext", "program_id", "priority", "metadata", "messages"]
 )
 
 
@@ -166,7 +221,7 @@ FIELDS = st.sampled_from(
 )
 def test_no_request_breaks_the_resolver(headers, body):
     """Whatever comes: an answer within bounds, and a body without engine fields."""
-    identity = resolve(headers, body, "")
+    identity = resolve(headers, body, "", infer=True)
     session = identity.arrival.session
     assert session is None or 0 < len(session.encode()) <= 256
     assert 0 <= identity.handicap_ms <= 2**40

@@ -13,6 +13,7 @@ from autellix.server.engine.launch import (
     EngineRun,
     EngineSpec,
     build_command,
+    cores_for,
     devices_for,
     tool_parser_for,
 )
@@ -95,6 +96,7 @@ def test_cpu_settings_are_for_the_cpu():
     """A GPU engine gets none of them."""
     assert value_of(command().argv, "--dtype") == "float32"
     assert command(kv_cache_gib=3).env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert command(on_cpu=True, devices="1").env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
     gpu = command(on_cpu=False, devices="2,3")
     assert not {"--dtype", "--enforce-eager", "--gpu-memory-utilization"} & set(gpu.argv)
     assert "VLLM_CPU_KVCACHE_SPACE" not in gpu.env
@@ -138,6 +140,14 @@ def test_engines_share_out_the_gpus():
     assert [devices_for(index, args, visible) for index in (0, 1)] == ["0,1", "GPU-a,GPU-b"]
     with pytest.raises(ConfigError, match="3 engines of 2 GPUs"):
         devices_for(2, args, visible)
+
+
+def test_engines_on_the_cpu_get_cores_of_their_own():
+    """All cores are shared out; ranks of one engine are apart; too many engines double up."""
+    assert [cores_for(i, 2, (), (0, 1)) for i in range(3)] == ["0", "1", "0"]
+    assert [cores_for(i, 3, (), (4, 7)) for i in range(3)] == ["4", "7", "4"]
+    two_ranks = ("--tensor-parallel-size", "2")
+    assert [cores_for(i, 2, two_ranks, range(8)) for i in (0, 1)] == ["0,1|2,3", "4,5|6,7"]
 
 
 @pytest.mark.parametrize(

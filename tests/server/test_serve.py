@@ -11,43 +11,7 @@ from autellix.errors import ConfigError
 from autellix.server import cli, serve
 from autellix.server.config import PoolConfig, ServeConfig
 from autellix.server.policy.config import PolicyConfig
-from autellix.server.serve import ServerConfig, place
-from autellix.server.types import CallInfo, EngineAddress, EngineState
-
-
-class FakeEngine:
-    """An engine that is there."""
-
-    api_key = None
-    state = EngineState.READY
-    address = EngineAddress("/nowhere", "", 0)
-
-    def __init__(self, engine_id: str) -> None:
-        self.engine_id = engine_id
-
-
-ENGINES = [FakeEngine("e0"), FakeEngine("e1"), FakeEngine("e2")]
-
-
-def call(home: str | None, **loads: int) -> CallInfo:
-    """Return a call of a program whose last call went to ``home``."""
-    return CallInfo("c", "p", 0, "/v1/chat/completions", "m", 10, None, home, loads)
-
-
-def test_a_program_stays_where_it_is():
-    """Its prefix is cached there, whatever the load."""
-    assert place(call("e1", e1=9), ENGINES).engine_id == "e1"
-
-
-def test_a_new_program_goes_where_the_fewest_calls_are():
-    """The first of equals; an engine that is not in the loads has none."""
-    assert place(call(None, e0=2, e2=1), ENGINES).engine_id == "e1"
-    assert place(call(None), ENGINES).engine_id == "e0"
-
-
-def test_a_program_whose_engine_is_away_goes_elsewhere():
-    """Only ready engines are offered."""
-    assert place(call("e9", e0=1, e1=1), ENGINES).engine_id == "e2"
+from autellix.server.server_config import ServerConfig, effective, scheduler_constants
 
 
 def test_a_port_that_is_taken_is_named():
@@ -70,16 +34,20 @@ def test_nothing_to_serve_is_refused():
 def test_settings_that_follow_from_others():
     """The policy is said once; without a model there are no engines of our own."""
     config = ServerConfig(serve=ServeConfig(policy="atlas", engine_url=("http://h:1",)))
-    effective = serve._effective(config, None)
-    assert effective.serve.replicas == 0
-    assert effective.gateway.policy == "atlas"
-    assert serve._effective(config, "m").serve.replicas == 1
+    derived = effective(config, None)
+    assert derived.serve.replicas == 0
+    assert derived.gateway.policy == "atlas"
+    assert effective(config, "m").serve.replicas == 1
 
 
 def test_only_changed_scheduler_settings_reach_the_engine():
     """They are part of vLLM's compile-cache key."""
-    assert serve._constants(PolicyConfig(policy="atlas")) == {}
-    assert serve._constants(PolicyConfig(beta=None, window_steps=2)) == {
+    assert scheduler_constants(PolicyConfig(policy="atlas")) == {}
+    on_gpu = scheduler_constants(PolicyConfig(policy="atlas"), on_cpu=False)
+    assert on_gpu == {"level_bounds_s": (5.0, 20.0, 80.0)}
+    narrow = PolicyConfig(level_bounds_s=(1.0, 2.0))
+    assert scheduler_constants(narrow, on_cpu=False) == {"level_bounds_s": (1.0, 2.0)}
+    assert scheduler_constants(PolicyConfig(beta=None, window_steps=2)) == {
         "beta": None,
         "window_steps": 2,
     }

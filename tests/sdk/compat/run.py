@@ -10,30 +10,34 @@ The interpreters are ``python3.10`` and so on from PATH, or from ``PYTHONS``, a 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from .environments import ENVIRONMENTS, Environment
+from .environments import CORE, ENVIRONMENTS, Environment
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".venv-compat"
 TABLE = ROOT / "docs" / "compatibility.md"
 TOOLS = ("pytest>=9", "pytest-asyncio", "pytest-timeout", "typing_extensions")
+UPSTREAM = "\n<!-- by tests.sdk.compat.upstream -->\n\n"
 HEAD = """\
 # Compatibility
 
 Written by `make compat`; do not edit. Each row is an environment of its own, made from scratch with
 the newest versions that its requirement allows. The tests ask a fake OpenAI server on loopback what
-session, thread and parent each call carried.
+session, thread and parent each call carried. The last column is what `autellix doctor` found there:
+each client that is installed, and the hook that tags its calls.
 
-| environment | Python | versions | tests passed | skipped | failed |
-|---|---|---|---|---|---|
+| environment | Python | versions | tests passed | skipped | failed | doctor |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -46,6 +50,7 @@ class Outcome(NamedTuple):
     passed: int
     skipped: int
     failed: tuple[str, ...]
+    doctor: str  # which hook tags each client that is installed
     cases: tuple[tuple[str, str], ...]  # what was shown, and how it ended
 
 
@@ -72,7 +77,8 @@ def prepare(environment: Environment) -> Path | None:
         return inside
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    install = [str(inside), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    install = [str(inside), "-m", "pip", "install", "-qq", "--disable-pip-version-check",
+               "--no-compile"]  # fmt: skip  # most of it is never imported
     subprocess.run([*install, *TOOLS, *environment.packages], check=True)
     stamp.write_text(recipe)
     return inside
@@ -85,9 +91,30 @@ def run(environment: Environment, python: Path) -> Outcome:
                "--rootdir", str(ROOT), "--confcutdir", str(ROOT),
                f"--junitxml={report_of(environment)}", *environment.tests]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTELLIX_", "OPENAI_"))}
-    env["PYTHONPATH"] = str(ROOT / "sdk")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # what is imported is compiled once
+    env["PYTHONPATH"] = str(lay_out())
     subprocess.run(command, cwd=ROOT, env=env)
+    ask_doctor(environment, python, env)
     return read(environment)
+
+
+def lay_out() -> Path:
+    """Return a folder with the package as a wheel has it: the SDK with its adapters inside."""
+    package = HOME / "package" / "autellix"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for part in (ROOT / "sdk" / "autellix").iterdir():
+        if part.name != "__pycache__":
+            (package / part.name).symlink_to(part)
+    (package / "integrations").symlink_to(ROOT / "integrations")
+    return package.parent
+
+
+def ask_doctor(environment: Environment, python: Path, env: Mapping[str, str]) -> None:
+    """Keep what ``autellix doctor`` says in an environment."""
+    command = [str(python), "-m", "autellix", "doctor", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    (HOME / f"{environment.name}.doctor").write_text(done.stdout)
 
 
 def report_of(environment: Environment) -> Path:
@@ -97,7 +124,7 @@ def report_of(environment: Environment) -> Path:
 
 def read(environment: Environment) -> Outcome:
     """Return what the latest run of an environment's tests showed."""
-    python, report = HOME / environment.name / "bin" / "python", report_of(environment)
+    report = report_of(environment)
     cases: list[tuple[str, str]] = []
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
         kinds = {child.tag for child in case}
@@ -106,44 +133,68 @@ def read(environment: Environment) -> Outcome:
     failed = [name for name, how in cases if how == "failed"]
     if not cases:
         failed.append("the tests did not run")
-    full = subprocess.run(
-        [str(python), "-c", "import platform; print(platform.python_version())"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    versions = ", ".join(f"{p} {version_of(python, p)}" for p in environment.shows)
+    about = dict(
+        line.partition(" = ")[::2]
+        for line in (HOME / environment.name / "pyvenv.cfg").read_text().splitlines()
+    )
+    full = about.get("version") or about.get("version_info", "?")
+    versions = ", ".join(f"{p} {version_of(environment, p)}" for p in environment.shows)
     passed = sum(how == "✓" for _, how in cases)
     skipped = sum(how == "skipped" for _, how in cases)
-    return Outcome(environment, full, versions, passed, skipped, tuple(failed), tuple(cases))
+    said = diagnosis(environment)
+    return Outcome(environment, full, versions, passed, skipped, tuple(failed), said, tuple(cases))
 
 
-def version_of(python: Path, package: str) -> str:
+def diagnosis(environment: Environment) -> str:
+    """Return what ``autellix doctor`` said in an environment: each client, and the hook it has."""
+    report = HOME / f"{environment.name}.doctor"
+    text = report.read_text() if report.exists() else ""
+    findings = json.loads(text)["findings"] if text else []
+    return ", ".join(f"{f['package']}: {f['hook']}" for f in findings) or "none"
+
+
+def version_of(environment: Environment, package: str) -> str:
     """Return the installed version of a package."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() or "none"
+    folders = (HOME / environment.name / "lib").glob("python*/site-packages")
+    found = distributions(name=package, path=[str(folder) for folder in folders])
+    return next((one.version for one in found), "none")
 
 
 def write(outcomes: Sequence[Outcome], missing: Sequence[Environment]) -> None:
     """Write the table."""
     rows = [
         f"| {o.environment.name} | {o.python} | {o.versions} | {o.passed} | {o.skipped} "
-        f"| {'; '.join(o.failed) or '0'} |"
+        f"| {'; '.join(o.failed) or '0'} | {o.doctor} |"
         for o in outcomes
     ]
-    rows += [f"| {e.name} | {e.python} | not run: no such Python here | | | |" for e in missing]
+    rows += [f"| {e.name} | {e.python} | not run: no such Python here | | | | |" for e in missing]
     text = HEAD + "\n".join(rows) + "\n"
-    frameworks = [o for o in outcomes if len(o.environment.tests) == 1]
+    frameworks = [o for o in outcomes if CORE[0] not in o.environment.tests]
     if frameworks:
         text += "\n## What was shown with each framework\n"
     for outcome in frameworks:
         text += f"\n### {outcome.environment.name}\n\n"
         text += "\n".join(f"* {name}: {how}" for name, how in outcome.cases) + "\n"
     TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text(text)
+    before = TABLE.read_text() if TABLE.exists() else ""
+    _, found, upstream = before.partition(UPSTREAM)
+    TABLE.write_text(text + found + upstream)
+
+
+def write_section(title: str, text: str) -> None:
+    """Put what the published tests did at the end of the table's document."""
+    before = TABLE.read_text() if TABLE.exists() else HEAD
+    TABLE.write_text(before.partition(UPSTREAM)[0] + UPSTREAM + f"## {title}\n\n{text}")
 
 
 def main(names: Sequence[str]) -> int:
-    """Run all environments, or those named; returns 0 if nothing failed."""
+    """Run all environments, or those named; returns 0 if nothing failed.
+
+    ``--table`` alone writes the table of what ran before.
+    """
+    if list(names) == ["--table"]:
+        write([read(e) for e in ENVIRONMENTS if report_of(e).exists()], [])
+        return 0
     chosen = [e for e in ENVIRONMENTS if not names or e.name in names]
     outcomes, missing = [], []
     for environment in chosen:
@@ -153,7 +204,7 @@ def main(names: Sequence[str]) -> int:
             python = prepare(environment)
         except subprocess.CalledProcessError as error:
             nothing = (f"could not be installed ({error.returncode})",)
-            outcomes.append(Outcome(environment, environment.python, "", 0, 0, nothing, ()))
+            outcomes.append(Outcome(environment, environment.python, "", 0, 0, nothing, "", ()))
             continue
         if python is None:
             missing.append(environment)

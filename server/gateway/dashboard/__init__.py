@@ -1,0 +1,1 @@
+"""The dashboard: programs, engines and queues, live, on the admin site."""

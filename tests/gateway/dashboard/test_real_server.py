@@ -1,0 +1,100 @@
+"""The dashboard of a real ``autellix serve``, before a fake engine: killed, and watched again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from autellix.server import views_cli
+from autellix.server.admin_cli import ENV_KEY, ENV_URL
+from tests.gateway.fake_engine import FakeEngine, fake_engines
+from tests.serve_process import ServeProcess, wait_until
+
+from .browser import Visit, chromium
+
+ADMIN_KEY = "an operator's key"
+ADMIN = f"ops:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"
+
+
+@contextlib.contextmanager
+def engine_elsewhere(folder: Path) -> Iterator[FakeEngine]:
+    """Run a fake engine on a port, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    made: list[FakeEngine] = []
+    up, stop = threading.Event(), asyncio.Event()
+
+    async def main() -> None:
+        async with fake_engines(folder, 1, tcp=True) as engines:
+            made.extend(engines)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    assert up.wait(30)
+    try:
+        yield made[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_server_is_watched_killed_and_watched_again(tmp_path: Path, monkeypatch, capsys):
+    """The page finds the way back by itself, with the programs of before; the terminal as well."""
+    admin_port = free_port()
+    with engine_elsewhere(tmp_path) as engine, chromium() as browser:
+        arguments = (
+            "--engine-url", f"http://127.0.0.1:{engine.address.port}", "--policy", "program",
+            "--admin-port", str(admin_port), "--admin-keys", ADMIN,
+            "--state", str(tmp_path / "state.sqlite"),
+        )  # fmt: skip
+        one = Visit(browser, f"http://127.0.0.1:{admin_port}/dashboard")
+        for turn in (1, 2):
+            server = ServeProcess(tmp_path / f"log{turn}", *arguments)
+            try:
+                server.wait_ready(60)
+                found = re.search(r"admin site on (\S+),", server.log.read_text())
+                assert found is not None
+                assert str(admin_port) in found[1]
+                if turn == 1:
+                    one.page.goto(one.url)
+                    one.give_key(ADMIN_KEY)
+                    assert "No programs yet" in one.page.inner_text(".empty")
+                else:
+                    one.wait_live()
+                    wait_until(lambda: "watched" in one.cell(0, 0), 20)
+                body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+                headers = {"X-Autellix-Session": "watched"}
+                server.ask("POST", "/v1/chat/completions", body, headers)
+                wait_until(lambda: one.cell(0, 4).startswith(str(turn)), 20)  # noqa: B023
+                server.stop(signal.SIGKILL)
+                one.page.wait_for_selector("#link[data-state=retrying]")
+            finally:
+                server.kill_everything()
+        monkeypatch.setenv(ENV_URL, found[1])
+        monkeypatch.setenv(ENV_KEY, ADMIN_KEY)
+        server = ServeProcess(tmp_path / "log3", *arguments)
+        try:
+            server.wait_ready(60)
+            assert views_cli.show(["watched"]) == 0
+            assert "watched" in capsys.readouterr().out
+            assert server.stop() == 0
+        finally:
+            server.kill_everything()
+        one.close("ERR_")

@@ -1,0 +1,227 @@
+"""The adaptive policy: who is inside, who gives way, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+
+from autellix.server.policy.adaptive import AT_DOOR, INSIDE, AdaptivePolicy, Room
+from autellix.server.policy.base import Arrival
+from autellix.server.policy.config import PolicyConfig
+from autellix.server.policy.leveled import make_policy
+from tests.policy.kv_toy import KvToy, ToyProgram
+
+CONFIG = PolicyConfig(policy="adaptive")
+
+
+def policy(tokens: int = 1000, **settings) -> AdaptivePolicy:
+    return AdaptivePolicy(PolicyConfig(policy="adaptive", **settings), Room(tokens, 10, 64))
+
+
+def come(one: AdaptivePolicy, name: str, tokens: int, now_s: float, **more):
+    hashes = [f"{name}/{n}" for n in range(tokens // 10)]
+    arrival = Arrival(f"{name} at {now_s}", name, prompt_tokens=tokens, hashes=hashes, **more)
+    return one.arrive(arrival, now_s)
+
+
+def teach(one: AdaptivePolicy, *works_s: float, times: int = 20) -> None:
+    """Let programs of these sizes come and go."""
+    for n in range(times):
+        for work_s in works_s:
+            call = come(one, f"taught-{n}-{work_s}", 10, 0.0)
+            one.promote(0.0)
+            one.run(call, 0.0)
+            one.charge_work([(call, 1, 10)], work_s)
+            one.leave(call, 0.0)
+            one.forget((f"taught-{n}-{work_s}",))
+
+
+def test_programs_enter_as_their_kv_fits():
+    """Three of 300 tokens and room for 900: an expected answer is counted, so two are inside."""
+    one = policy()
+    calls = [come(one, name, 300, 0.0) for name in "abc"]
+    one.promote(0.0)
+    assert [call.level for call in calls] == [INSIDE, INSIDE, AT_DOOR]
+    one.run(calls[0], 0.0)
+    one.leave(calls[0], 1.0)
+    one.forget(("a",))
+    assert one.promote(1.0) == [calls[2]]
+    assert calls[2].level == INSIDE
+
+
+def test_one_that_is_larger_than_all_there_is_runs_alone():
+    """Nothing is refused: with nobody inside the first at the door enters."""
+    one = policy()
+    large = come(one, "large", 5000, 0.0)
+    small = come(one, "small", 100, 1.0)
+    one.promote(1.0)
+    assert (large.level, small.level) == (INSIDE, AT_DOOR)
+
+
+def test_a_call_of_a_program_inside_enters_at_once():
+    """Whatever stands at the door: it holds its place between its calls."""
+    one = policy()
+    first = come(one, "a", 700, 0.0)
+    one.promote(0.0)
+    one.run(first, 0.0)
+    door = come(one, "b", 700, 0.5)
+    one.promote(0.5)
+    one.leave(first, 1.0)
+    second = come(one, "a", 710, 1.0)
+    one.promote(1.0)
+    assert (second.level, door.level) == (INSIDE, AT_DOOR)
+
+
+def test_a_much_larger_program_gives_way_at_its_boundary_and_wholly():
+    """Long ones go on for long here: whoever has run for long makes room for a new one."""
+    one = policy(displace=0.5)
+    teach(one, 0.1, 0.1, 0.1, 100.0)
+    long = come(one, "long", 700, 0.0)
+    one.promote(0.0)
+    one.run(long, 0.0)
+    one.charge_work([(long, 1, 700)], 30.0)
+    one.leave(long, 30.0)
+    goes_on = come(one, "long", 710, 30.0)
+    one.promote(30.0)
+    one.run(goes_on, 30.0)
+    short = come(one, "short", 500, 31.0)
+    assert one.promote(31.0) == []  # not in the middle of a call
+    one.leave(goes_on, 40.0)
+    back = come(one, "long", 720, 40.0)
+    one.promote(40.0)
+    assert (short.level, back.level) == (INSIDE, AT_DOOR)
+    assert one.running_set.pauses == 1
+    one.run(short, 40.0)
+    one.leave(short, 41.0)
+    one.forget(("short",))
+    one.promote(41.0)
+    assert back.level == INSIDE
+
+
+def test_siblings_go_together():
+    """All calls of a program have one place, the first one in front."""
+    one = policy()
+    calls = []
+    for n in range(3):
+        arrival = Arrival(f"join-{n}", "join", prompt_tokens=50, hashes=[f"x{k}" for k in range(5)])
+        calls.append(one.arrive(arrival, float(n)))
+    other = come(one, "other", 50, 0.5)
+    one.promote(3.0)
+    order = sorted([*calls, other], key=lambda call: call.key)
+    assert order == [*calls, other]
+
+
+def test_weights_and_deadlines_move_a_program_but_not_before_it_came():
+    """Half the weight is twice the way back; a deadline pulls forward at most to its arrival."""
+    one = policy(100)
+    teach(one, 1.0)
+    plain = come(one, "plain", 90, 100.0)
+    light = come(one, "light", 90, 100.0, weight=0.5)
+    due = come(one, "due", 90, 110.0, deadline_s=111.0)
+    members = [call.program.member for call in (plain, light, due)]
+    away = [member.due_s - member.began_s for member in members]
+    assert abs(away[1] - 2 * away[0]) < 1e-6
+    assert 0 <= away[2] < 1.0 < away[0]
+
+
+def test_a_tool_keeps_the_seat_for_a_while_and_a_human_does_not():
+    """Somebody stands at the door: the seat of a program that is away for long is given away."""
+    one = policy()
+    call = come(one, "a", 700, 0.0)
+    one.promote(0.0)
+    one.run(call, 0.0)
+    one.leave(call, 1.0)
+    door = come(one, "b", 700, 1.5)
+    one.promote(1.5)
+    assert door.level == INSIDE  # nobody inside has a call
+    assert one.promote(10.0) == []
+    third = come(one, "c", 700, 10.0)
+    one.promote(10.0)
+    assert third.level == AT_DOOR
+    assert [m.program.program_id for m in one.running_set.seated] == ["b"]
+
+
+def test_nobody_is_lost_in_random_work():
+    """Random programs, sizes, pauses and KV: all end, and the books are right in every step."""
+    for seed in range(60):
+        draw = random.Random(seed)
+        programs = [
+            ToyProgram(
+                f"p{n}",
+                draw.randrange(60),
+                [draw.randrange(1, 12) for _ in range(draw.randrange(1, 5))],
+                draw.randrange(10, 900),
+                draw.choice((0, 0, 1, 5, 30)),
+                draw.choice((1.0, 0.5, 4.0)),
+                draw.choice((None, None, 100.0)),
+            )
+            for n in range(draw.randrange(1, 25))
+        ]
+        config = PolicyConfig(
+            policy="adaptive",
+            ageing=draw.choice((0.0, 0.5, 5.0)),
+            displace=draw.choice((0.0, 1.0)),
+            keep_gaps=draw.random() < 0.7,
+        )
+        KvToy(programs, config=config).run()
+
+
+def test_nobody_who_comes_after_it_is_due_enters_before_it():
+    """The bound: due = arrival + ageing x what is left. Later ones stand behind, however small."""
+    worst = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        large = ToyProgram("large", 5, [20], 600)
+        others = [
+            ToyProgram(f"p{n}", n // 2, [draw.randrange(1, 6)], draw.randrange(100, 400))
+            for n in range(200)
+        ]
+        toy = KvToy([large, *others], config=PolicyConfig(policy="adaptive", ageing=20.0))
+        due = float(large.at)
+        while large.ended is None:
+            toy.step()
+            call = toy.waiting.get("large")
+            if call is not None:
+                due = call.program.member.due_s
+            assert toy.now < 20_000
+        before = toy.entered[: toy.entered.index("large")]
+        latest = max(p.at for p in others if p.name in before)
+        worst = max(worst, latest)
+        assert latest <= due + 1
+    assert worst > 5  # it was overtaken at all
+
+
+def test_at_the_door_nothing_makes_a_program_due_later():
+    """New calls of it come, and others teach that programs like it are long."""
+    one = policy(500)
+    teach(one, 1.0)
+    inside = come(one, "inside", 400, 0.0)
+    one.promote(0.0)
+    first = come(one, "first", 400, 1.0)
+    due_s = first.program.member.due_s
+    teach(one, 200.0, times=60)
+    second = come(one, "first", 410, 2.0)
+    assert second.program is first.program
+    assert first.program.member.due_s <= due_s
+    assert inside.level == INSIDE
+
+
+def test_switching_to_it_and_back_loses_no_call():
+    """Calls that run or wait under plas are inside or at the door afterwards, and back."""
+    plas = make_policy(PolicyConfig(policy="plas"))
+    calls = [
+        plas.arrive(Arrival(n, n, prompt_tokens=300, hashes=[f"{n}{k}" for k in range(30)]), 0.0)
+        for n in "abcd"
+    ]
+    plas.run(calls[0], 1.0)
+    adaptive = make_policy(CONFIG, plas.ledger, Room(1000, 10, 64))
+    for call in calls:
+        adaptive.enter(call)
+    adaptive.promote(2.0)
+    assert calls[0].level == INSIDE
+    assert [call.level for call in calls[1:]].count(INSIDE) == 1
+    again = make_policy(PolicyConfig(policy="plas"), adaptive.ledger)
+    for call in calls:
+        again.enter(call)
+    for call in calls:
+        again.leave(call, 3.0)
+    assert all(program.calls == 0 for program in (call.program for call in calls))
