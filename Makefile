@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml CMakeL
 MODEL  := models/smollm2
 export HF_HUB_OFFLINE := 1
 MAKEFLAGS += --jobs=4  # what a target needs waits for the network more than for the processor
+unexport MAKEFLAGS MFLAGS  # ninja would ask this make's job server, whose pipe its recipes do not have
 
 .PHONY: setup system model demo test test-all lint types native bench compat clean clean-compat help
 

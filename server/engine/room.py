@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -26,6 +26,18 @@ KEPT_STEPS = 16  # for so many steps blocks are kept for a call that others gave
 NEEDS_STEPS = 8  # for so many steps it is believed how many blocks a waiting call needs
 
 
+def _level(call: Call) -> float:
+    return call.level
+
+
+def _displaces(call: Call) -> float:
+    return call.displaces_s
+
+
+def _order(call: Call) -> float:
+    return call.order_s
+
+
 class RoomMaker(AsyncScheduler):
     """See the module. All of its state is set by ``AutellixScheduler``."""
 
@@ -44,6 +56,7 @@ class RoomMaker(AsyncScheduler):
     _preempt_again_at: int
     _window_open: bool
     _unsorted: bool
+    _for_slots: bool
 
     def _key_of(self, request: Request) -> Key:
         return self.calls[request.request_id].key
@@ -74,9 +87,14 @@ class RoomMaker(AsyncScheduler):
             if not (self._window_open or at_window):
                 return
             self._window_open = False
-            victims, why = self._victims_for_waiting(), "waiting"
-        if not victims:
-            return
+            self._for_slots = self.autellix.by_work
+            victims = self._victims_for_slots() if self._for_slots else self._victims_for_waiting()
+            why = "waiting"
+        if victims:
+            self._take_out(victims, why, now_s)
+        self._for_slots = False
+
+    def _take_out(self, victims: list[int], why: str, now_s: float) -> None:
         chosen = set(victims)
         out = [request for number, request in enumerate(self.running) if number in chosen]
         self.running = [r for number, r in enumerate(self.running) if number not in chosen]
@@ -98,10 +116,26 @@ class RoomMaker(AsyncScheduler):
         if self._tokens_wanted() >= self.max_num_scheduled_tokens:
             return []
         slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        return self._relieve(slots, _level, _level)
+
+    def _victims_for_slots(self) -> list[int]:
+        """Return whose slots go to waiting calls that are due much earlier.
+
+        For policies that share out KV themselves: inside one level only slots are taken.
+        """
+        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        if slots > 0 or self._tokens_wanted() >= self.max_num_scheduled_tokens:
+            return []
+        return self._relieve(slots, _displaces, _order)
+
+    def _relieve(
+        self, slots: int, waiting: Callable[[Call], float], running: Callable[[Call], float]
+    ) -> list[int]:
+        """Return whom to take out, and keep what becomes free for those it is for."""
         names: list[str] = []
         relief = choose_victims(
-            self._ready_waiting(names),
-            self._running_calls(),
+            self._ready_waiting(names, waiting),
+            self._running_calls(running),
             slots=slots,
             blocks=compat.blocks_free(self) - self._blocks_wanted(),
             blocks_of=lambda number: compat.blocks_freed(self, self.running[number]),
@@ -126,8 +160,9 @@ class RoomMaker(AsyncScheduler):
         short = self._blocks_wanted() - free
         if short <= 0:
             return []
+        rank = self._ranks().__getitem__ if self.autellix.by_work else _level
         return choose_for_room(
-            self._running_calls(by_key=self.autellix.by_work),
+            self._running_calls(rank),
             blocks=short,
             blocks_of=lambda number: compat.blocks_freed(self, running[number]),
         )
@@ -164,40 +199,37 @@ class RoomMaker(AsyncScheduler):
         if held:
             self.kv_cache_manager.block_pool.free_block_queue.prepend_n(held)
 
-    def _ready_waiting(self, names: list[str]) -> Iterator[Waiting]:
+    def _ready_waiting(
+        self, names: list[str], level_of: Callable[[Call], float]
+    ) -> Iterator[Waiting]:
         """Yield the waiting calls that could run at once, best first; note their names."""
         loras = self._loras_running()
         for queue in (self.kv_holding_waiting, self.waiting):
             for request in queue.best(CANDIDATES_MAX):
                 if compat.is_ready(request, self) and self._lora_fits(request, loras):
-                    level = self.calls[request.request_id].level
+                    level = level_of(self.calls[request.request_id])
                     names.append(request.request_id)
                     yield Waiting(level, self._blocks_needed(request))
 
-    def _running_calls(self, *, by_key: bool = False) -> list[Running]:
-        """Return the running calls; ``by_key``: levels are ranks among them, nobody is alike."""
+    def _running_calls(self, level_of: Callable[[Call], float]) -> list[Running]:
         calls, accounts = self.calls, self.accounts
         step = self._steps_scheduled
         cooldown = self.config.cooldown_steps
         result = []
-        ranks = self._ranks() if by_key else None
         for number, request in enumerate(self.running):
             protected = False
             if cooldown and request.num_preemptions:
                 factor = min(2 ** (request.num_preemptions - 1), COOLDOWN_GROWTH_MAX)
                 since = step - accounts.admitted_at(request.request_id)
                 protected = since < cooldown * factor
-            call = calls[request.request_id]
-            level = call.level if ranks is None else ranks[number]
+            level = level_of(calls[request.request_id])
             result.append(Running(level, request.num_computed_tokens, protected, number))
         return result
 
-    def _ranks(self) -> list[int]:
-        keys = [self.calls[request.request_id].key for request in self.running]
-        ranks = [0] * len(keys)
-        for rank, number in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
-            ranks[number] = rank
-        return ranks
+    def _ranks(self) -> dict[Call, int]:
+        """Return the places of the running calls among each other: nobody is alike."""
+        calls = [self.calls[request.request_id] for request in self.running]
+        return {call: rank for rank, call in enumerate(sorted(calls, key=lambda call: call.key))}
 
     def _tokens_wanted(self) -> int:
         """Return the tokens that running calls want in the next step."""

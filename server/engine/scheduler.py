@@ -93,6 +93,7 @@ class AutellixScheduler(RoomMaker):
         self._preempt_again_at = 0  # steps done at which the last victims' blocks are free for sure
         self._window_open = True
         self._unsorted = True
+        self._for_slots = False
         if self.channel is not None:
             self.channel.start()
         logger.info(
@@ -136,6 +137,9 @@ class AutellixScheduler(RoomMaker):
                     self.accounts.program_arrival_s(identity.arrival_ms, now_s),
                     request.num_prompt_tokens,
                     request.block_hashes,
+                    kind=identity.kind,
+                    weight=identity.weight,
+                    deadline_s=self.accounts.deadline_s(identity.deadline_ms),
                 ),
                 now_s,
             )
@@ -168,7 +172,7 @@ class AutellixScheduler(RoomMaker):
                 self.accounts.swapped(request.request_id)
         super()._preempt_request(request, timestamp, drop_stale_output)
         call = self.calls[request.request_id]
-        self.autellix.wait(call, self.clock.now_s())
+        self.autellix.wait(call, self.clock.now_s(), for_slot=self._for_slots)
         self.waiting.moved(request)  # it may have lost its place as well
         self.accounts.preempted(call, computed)
 
@@ -323,7 +327,7 @@ class AutellixScheduler(RoomMaker):
         scheduled = output.num_scheduled_tokens
         if self.autellix.by_work:
             requests = self.requests
-            self.autellix.charge_work(
+            self._unsorted |= self.autellix.charge_work(
                 [
                     (calls[name], tokens, requests[name].num_computed_tokens)
                     for name, tokens in scheduled.items()

@@ -7,6 +7,10 @@ as their KV fits together (``admission.py``); the others' calls stand in level 2
 to the engine. Inside, calls are in level 1 by the due time of their program: those of a join go
 together, the one that came first, which others wait for, in front.
 
+Slots of the batch are short only where an engine has few of them. Then a running call gives its
+slot to one of a program that is due earlier by the same margin as at the door, and its program
+keeps its seat: nobody needs its KV.
+
 Nothing is decided between two steps but in ``promote``, which the scheduler asks in each step.
 
 Pure.
@@ -22,7 +26,7 @@ from .base import Arrival
 from .call import Call
 from .config import PolicyConfig
 from .gaps import Gaps
-from .hazard import bucket_of
+from .hazard import bound_s, bucket_of
 from .member import Kinds, Member
 from .service import Ledger, Program, fold
 from .work import rates
@@ -32,7 +36,7 @@ INSIDE: Final = 1
 AT_DOOR: Final = 2
 EVICTABLE_MAX: Final = 1024  # chains that wait to be taken away
 LEAST_SHARE: Final = 1e-4  # of a step that a call is taken to have, so that nobody is due never
-MEAN_OVER: Final = 64.0  # programs or calls over which a kind's means are taken
+MEAN_OVER: Final = 64  # programs or calls over which a kind's means are taken
 
 
 class Room:
@@ -65,6 +69,7 @@ class AdaptivePolicy:
         self._numbers = 0
         self._token_s = 1e-4  # to compute one token of a prompt, until it was measured
         self._work_of_service = 0.1  # the share of a step that a call takes, until it was measured
+        self._settled = 0  # calls that it was measured with
         self._evictable: list[Hashes] = []
         self._moved: list[Call] = []
 
@@ -109,8 +114,8 @@ class AdaptivePolicy:
             call.service_s += seconds
         return False
 
-    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> None:
-        """Share a step among its calls.
+    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> bool:
+        """Share a step among its calls; return whether a program is due at another time now.
 
         Args:
             parts: Each call with its tokens in the step and its context after it.
@@ -124,11 +129,19 @@ class AdaptivePolicy:
         token_s, context_s = rates(tokens, context, len(parts), seconds, budget)
         if tokens > budget // 2:
             self._token_s += (seconds / tokens - self._token_s) / MEAN_OVER
+        moved = False
         for call, own, held in parts:
             call.held_tokens = held
-            call.work_s += own * token_s + held * context_s
+            work_s = own * token_s + held * context_s
+            call.work_s += work_s
+            member = self._known(call)
+            member.work_s += work_s
+            if member.work_s >= member.next_s:
+                moved = True
+                self._go_on(member)
             if held > call.expected_tokens:
                 self._grow(call, held)
+        return moved
 
     def run(self, call: Call, now_s: float) -> None:
         """The call begins to run."""
@@ -136,12 +149,16 @@ class AdaptivePolicy:
         member = self._known(call)
         member.running += 1
 
-    def wait(self, call: Call, now_s: float) -> None:
-        """The call was taken out of the batch for others' room: its program gives way wholly."""
+    def wait(self, call: Call, now_s: float, *, for_slot: bool = False) -> None:
+        """The call was taken out of the batch; if for others' room, its program gives way wholly.
+
+        Whoever was asked to give way does so now, if nothing of it runs any more.
+        """
         call.start_waiting(now_s)
         member = self._known(call)
         member.running -= 1
-        if member.seated and self.running_set.active > 1:
+        gives_way = not for_slot or (member.yields and not member.running)
+        if gives_way and member.seated and self.running_set.active > 1:
             self.running_set.pause(member)
             self._moved += self._place_all(member)
 
@@ -218,6 +235,7 @@ class AdaptivePolicy:
         member = Member(self, program, kind, self._numbers)
         member.work_s = program.sum_s * self._work_of_service  # it was on another engine
         member.bucket = bucket_of(member.work_s)
+        member.next_s = bound_s(member.bucket)
         program.member = member
         return member
 
@@ -272,6 +290,7 @@ class AdaptivePolicy:
     def _place(self, call: Call, member: Member) -> None:
         call.home_level = INSIDE if member.seated else AT_DOOR
         call.place(call.home_level, member.due_s)
+        call.displaces_s = member.due_s + member.margin_s if member.seated else float("inf")
 
     def _place_all(self, member: Member) -> list[Call]:
         for call in member.calls:
@@ -288,17 +307,23 @@ class AdaptivePolicy:
         call.expected_tokens = expected
         self.running_set.resized(member)
 
+    def _go_on(self, member: Member) -> None:
+        """A program has come into another bucket of work: it has something else left."""
+        bucket = bucket_of(member.work_s)
+        for known in {member.kind, self.kinds.anybody}:
+            known.hazard.passed(member.bucket, bucket)
+        member.bucket = bucket
+        member.next_s = bound_s(bucket)
+        self._estimate(member)
+        self._moved += self._place_all(member)
+
     def _settle(self, member: Member, call: Call) -> None:
         """Take a call's figures over to its program when it ends."""
         kind, working_set = member.kind, member.working_set
-        member.work_s += call.work_s
-        bucket = bucket_of(member.work_s)
-        for known in {kind, self.kinds.anybody}:
-            known.hazard.passed(member.bucket, bucket)
-        member.bucket = bucket
         if call.service_s > 0:
             ratio = max(call.work_s / call.service_s, LEAST_SHARE)
-            self._work_of_service += (ratio - self._work_of_service) / MEAN_OVER
+            self._settled = min(self._settled + 1, MEAN_OVER)
+            self._work_of_service += (ratio - self._work_of_service) / self._settled
         held = max(call.held_tokens, call.prompt_tokens)
         working_set.leave(call.own_tokens, max(0, call.expected_tokens - held))
         answer = held - call.prompt_tokens

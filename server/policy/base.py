@@ -50,16 +50,19 @@ class Policy(Protocol):
         """Charge each of these calls; return whether one has changed its level."""
         ...
 
-    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> None:
-        """Share a step among its calls; each comes with its tokens in it and its context."""
+    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> bool:
+        """Share a step among its calls; return whether one has changed its place.
+
+        Each comes with its tokens in the step and its context.
+        """
         ...
 
     def run(self, call: Call, now_s: float) -> None:
         """The call begins to run."""
         ...
 
-    def wait(self, call: Call, now_s: float) -> None:
-        """The call was taken out of the batch and waits."""
+    def wait(self, call: Call, now_s: float, *, for_slot: bool = False) -> None:
+        """The call was taken out of the batch and waits; ``for_slot``: nobody needs its KV."""
         ...
 
     def promote(self, now_s: float) -> list[Call]:

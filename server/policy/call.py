@@ -22,6 +22,8 @@ class Call:
         key: Its place among all calls, the smallest first: (level, order, number).
         arrival_s: When it came.
         order_s: Its place inside the level.
+        displaces_s: Running calls with a place behind this one give it their slot, if the policy
+            takes slots inside a level; endless: nobody does.
         quantum_left_s: Service it may still use in this level.
         service_s: Seconds of steps that it had tokens in.
         wait_s: Seconds it was runnable and not running, up to ``waiting_since_s``.
@@ -44,6 +46,7 @@ class Call:
         "armed",
         "arrival_s",
         "call_id",
+        "displaces_s",
         "expected_tokens",
         "gone",
         "hashes",
@@ -74,6 +77,7 @@ class Call:
         self.number = number
         self.arrival_s = now_s
         self.order_s = now_s
+        self.displaces_s = float("inf")
         self.level = self.home_level = 1
         self.key: Key = (1, now_s, number)
         self.quantum_left_s = float("inf")

@@ -38,6 +38,15 @@ def bucket_of(amount_s: float) -> int:
     return bisect_right(BOUNDS_S, amount_s)
 
 
+def bound_s(bucket: int) -> float:
+    """Return the amount at which a bucket ends; endless for the last one.
+
+    >>> bound_s(0), bound_s(33)
+    (0.01, inf)
+    """
+    return BOUNDS_S[bucket] if bucket < BUCKETS - 1 else float("inf")
+
+
 class Hazard:
     """Counts of one kind.
 

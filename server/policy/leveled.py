@@ -109,8 +109,9 @@ class LeveledPolicy:
                 self._watch(call)  # a late output of a call that was taken out: due later
         return changed
 
-    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> None:
+    def charge_work(self, parts: Sequence[tuple[Call, int, int]], seconds: float) -> bool:  # noqa: ARG002
         """Do nothing: levels know service only."""
+        return False
 
     def forget(self, program_ids: Iterable[str]) -> None:
         """Forget programs that are over."""
@@ -126,7 +127,7 @@ class LeveledPolicy:
             self._clock.disarm(call)
         call.stop_waiting(now_s)
 
-    def wait(self, call: Call, now_s: float) -> None:
+    def wait(self, call: Call, now_s: float, *, for_slot: bool = False) -> None:  # noqa: ARG002
         """The call was taken out of the batch and waits."""
         call.start_waiting(now_s)
         self._watch(call)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Final
 
 from .call import Call
-from .hazard import Hazard
+from .hazard import Hazard, bound_s
 from .service import Program
 from .working_set import Hashes, WorkingSet
 
@@ -96,10 +96,8 @@ class Kinds:
 
     def left_s(self, kind: Kind, work_s: float) -> float:
         """Return what a program has left, by its kind if that is known well enough."""
-        for known in (kind.hazard, self.anybody.hazard):
-            if known.endings >= KNOWN:
-                return known.left_s(work_s)
-        return self.anybody.hazard.mean_s  # nothing is known: programs go in the order they came
+        known = kind.hazard if kind.hazard.endings >= KNOWN else self.anybody.hazard
+        return known.left_s(work_s)
 
 
 class Member:
@@ -110,6 +108,7 @@ class Member:
         began_s: When it came, plus the time that it was waiting for tools and humans since.
         work_s: What it has used of the engine, by ``work.py``.
         bucket: Of the work, as told to the hazard.
+        next_s: Work at which it comes into the next one.
         due_s: When it is due; the smallest first.
         margin_s: How much later somebody must be due to give way to it.
         reload_s: How much later it must be due to give way, for what it loses.
@@ -130,6 +129,7 @@ class Member:
         "gap_since_s",
         "kind",
         "margin_s",
+        "next_s",
         "number",
         "owner",
         "program",
@@ -151,6 +151,7 @@ class Member:
         self.began_s = program.arrival_s
         self.work_s = 0.0
         self.bucket = 0
+        self.next_s = bound_s(0)
         self.working_set = WorkingSet()
         self.weight = 1.0
         self.deadline_s: float | None = None

@@ -14,14 +14,14 @@ MISFITS_MAX: Final = 8  # waiting calls that cannot be helped before the search 
 class Waiting(NamedTuple):
     """A ready waiting call."""
 
-    level: int
+    level: float  # it takes the place of running calls of a larger one
     blocks: int  # KV blocks it needs beyond what it finds in the cache
 
 
 class Running(NamedTuple):
     """A running call that may be taken out."""
 
-    level: int
+    level: float
     lost_tokens: int  # computed tokens that it may have to compute again
     protected: bool  # in its cool-down
     number: int  # the caller's

@@ -55,6 +55,23 @@ def test_short_programs_end_before_long_ones(policy: str, depth: int, v2: bool):
 
 
 @pytest.mark.parametrize(("depth", "v2"), MODES)
+def test_adaptive_takes_slots_and_leaves_the_seats(depth: int, v2: bool):
+    """With KV to spare the short ones get the slots, and who gave them keeps its place inside."""
+    pipeline = build_pipeline(
+        AutellixScheduler,
+        depth=depth,
+        v2_runner=v2,
+        kv_blocks=512,
+        policy_config={"policy": "adaptive", "window_steps": 1},
+    )
+    scene(pipeline)
+    scheduler = pipeline.scheduler
+    assert sorted(list(pipeline.order())[:3]) == ["short-1", "short-2", "short-3"]
+    assert scheduler.accounts.preemptions >= 2
+    assert scheduler.autellix.running_set.pauses == 0
+
+
+@pytest.mark.parametrize(("depth", "v2"), MODES)
 def test_short_programs_end_after_long_ones_under_fcfs(depth: int, v2: bool):
     """First come, first served: the same scene the other way round."""
     pipeline = build_pipeline(
