@@ -186,7 +186,15 @@ def _stream_of(obj: Any, program: SessionScope) -> Any:
     return run_stream
 
 
-def wrap(obj: T, *, name: str | None = None, nested: str = "join", role: str | None = None) -> T:
+def wrap(
+    obj: T,
+    *,
+    name: str | None = None,
+    nested: str = "join",
+    role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
+) -> T:
     """Make each run of a team or an agent one program; or return the runtime class that carries.
 
     Args:
@@ -195,6 +203,8 @@ def wrap(obj: T, *, name: str | None = None, nested: str = "join", role: str | N
         name: The program's name; by default the team's or agent's.
         nested: Inside another session: ``join`` it, or open a ``new`` one whose parent it is.
         role: What its runs are for: ``interactive``, ``delegated`` or ``background``.
+        weight: How much each counts beside other programs, 0.01 to 100.
+        deadline_s: Seconds from its begin by which each should be over.
 
     A team that is paused and resumed goes on as the program it was; one that is run again, after
     its end or a stop, is a new program. Tools are told of by a team's runs and by ``run_stream``.
@@ -211,7 +221,9 @@ def wrap(obj: T, *, name: str | None = None, nested: str = "join", role: str | N
         raise TypeError(f"{type(obj).__name__} is no team, agent or runtime class")
     if not getattr(obj, _MARK, False):
         label = name or str(getattr(obj, "name", None) or type(obj).__name__)
-        program = autellix.session(label, nested=nested, role=role)
+        program = autellix.session(
+            label, nested=nested, role=role, weight=weight, deadline_s=deadline_s, kind=name or ""
+        )
         run, run_stream = _run_of(obj, program), _stream_of(obj, program)
         for method, made in (("run", run), ("run_stream", run_stream), (_MARK, True)):
             setattr(obj, method, made)

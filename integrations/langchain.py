@@ -30,10 +30,18 @@ class ProgramRunnable(RunnableBindingBase[Any, Any]):
     nested: str = "join"
     batch_is: str = "each"
     role: str | None = None
+    weight: float | None = None
+    deadline_s: float | None = None
 
     def _session(self) -> SessionScope:
-        name = self.program_name or self.bound.get_name()
-        return autellix.session(name, nested=self.nested, role=self.role)
+        return autellix.session(
+            self.program_name or self.bound.get_name(),
+            nested=self.nested,
+            role=self.role,
+            weight=self.weight,
+            deadline_s=self.deadline_s,
+            kind=self.program_name or "",
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "bound":  # these are not there, or not there yet
@@ -168,6 +176,8 @@ def wrap(
     nested: Literal["join", "new"] = "join",
     batch: Literal["each", "all"] = "each",
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
 ) -> ProgramRunnable:
     """Return ``runnable`` such that each invocation is one program.
 
@@ -177,6 +187,8 @@ def wrap(
         nested: Inside another session: ``join`` it, or open a ``new`` one whose parent it is.
         batch: Whether a batch is a program for ``each`` item, or one for ``all``.
         role: What it is for: ``interactive``, ``delegated`` or ``background``.
+        weight: How much it counts beside others, 0.01 to 100.
+        deadline_s: Seconds from its begin by which it should be over.
 
     Returns:
         A `ProgramRunnable`, also of a chat model: its methods are there, ``bind_tools`` among them,
@@ -184,5 +196,6 @@ def wrap(
         and wrap the agent.
     """
     return ProgramRunnable(
-        bound=runnable, program_name=name, nested=nested, batch_is=batch, role=role
-    )
+        bound=runnable, program_name=name, nested=nested, batch_is=batch, role=role,
+        weight=weight, deadline_s=deadline_s,
+    )  # fmt: skip

@@ -104,6 +104,8 @@ def wrap(
     session_per: SessionPer = "run",
     tools: bool = True,
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
 ) -> G:
     """Return ``graph`` such that each of its runs is one program.
 
@@ -118,13 +120,17 @@ def wrap(
             ``thread_id``) in this process.
         tools: Whether to tell the server when tools begin and end.
         role: What its runs are for: ``interactive``, ``delegated`` or ``background``.
+        weight: How much each counts beside other programs, 0.01 to 100.
+        deadline_s: Seconds from its begin by which each should be over.
 
     Wrapping a wrapped graph returns it unchanged.
     """
     if getattr(type(graph), "_autellix_is_wrapped", False):
         return graph
     kind = _subclass(type(graph), _Program(
-        name or graph.get_name(), nested, resume, session_per, tools, role
+        name or graph.get_name(), resume, session_per, tools,
+        {"nested": nested, "role": role, "weight": weight, "deadline_s": deadline_s,
+         "kind": name or ""},
     ))  # fmt: skip
     # This is how Pregel copies itself.
     fields = {key: value for key, value in graph.__dict__.items() if key != "__orig_class__"}
@@ -141,18 +147,16 @@ class _Program:
     def __init__(
         self,
         name: str,
-        nested: Nested,
         resume: Resume,
         session_per: SessionPer,
         tools: bool,
-        role: str | None,
+        options: dict[str, Any],
     ) -> None:
         self._name = name
-        self._nested = nested
         self._resume = resume
         self._is_per_conversation = session_per == "conversation"
         self._tools = tools
-        self._role = role
+        self._options = options  # of the sessions of its runs
         self._conversations = _Conversations()
 
     def session_for(self, input: Any, config: Any, own_config: Any) -> Callable[[Any], Any]:
@@ -161,9 +165,7 @@ class _Program:
         goes_on = input is None or (isinstance(input, Command) and input.resume is not None)
         is_same = self._is_per_conversation or (goes_on and self._resume == "same")
         id = self._conversations.id_for(conversation, is_same)
-        return autellix.session(
-            self._name, id=id, nested=self._nested, conversation=conversation, role=self._role
-        )
+        return autellix.session(self._name, id=id, conversation=conversation, **self._options)
 
     @contextmanager
     def watched(self, config: Any) -> Iterator[Any]:
@@ -259,7 +261,7 @@ class Callback(BaseCallbackHandler):
         """Open the session at the start of the run."""
         if self._root is None:
             self._root = run_id
-            self._scope = autellix.session(self._name or kwargs.get("name"))
+            self._scope = autellix.session(self._name or kwargs.get("name"), kind=self._name or "")
             self._scope.__enter__()
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:

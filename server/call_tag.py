@@ -19,7 +19,12 @@ from typing import NamedTuple
 
 _SEAL_HEX = 16
 _SEALED = re.compile(r"ax1\.([0-9a-f]{8,40})\.([0-9a-f]{16})\Z")
-_CALL = re.compile(r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])")
+_CALL = re.compile(
+    r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])"
+    # what vLLM puts behind is hexadecimal, and none of these begins like that
+    r"(?:-w(\d{1,6}))?(?:-u(\d{1,15}))?(?:-k([0-9a-f]{12}))?"
+)
+_WEIGHT_UNIT = 1000
 
 PRIORITY_MAX = 2**53  # int64 on the wire; beyond 2**53 JSON readers lose digits
 
@@ -31,6 +36,9 @@ class CallTag(NamedTuple):
     thread: int
     wait_ms: int  # the program's wait so far, all calls
     arrival_ms: int  # when the program began; comparable between programs of one gateway only
+    weight: float = 1.0  # of the program, to three digits
+    deadline_ms: int | None = None  # of the program, on the clock of ``arrival_ms``
+    kind: str | None = None  # of the program, 12 hex digits
 
 
 @lru_cache(maxsize=8192)
@@ -67,8 +75,15 @@ def format_call(tag: CallTag) -> str:
 
     >>> format_call(CallTag("c0ffee00", 2, 1500, 99))
     'ax1-c0ffee00-2-1500-99'
+    >>> format_call(CallTag("c0ffee00", 2, 1500, 99, weight=2.5, deadline_ms=4000))
+    'ax1-c0ffee00-2-1500-99-w2500-u4000'
     """
-    return f"ax1-{tag.call_id}-{tag.thread}-{tag.wait_ms}-{tag.arrival_ms}"
+    text = f"ax1-{tag.call_id}-{tag.thread}-{tag.wait_ms}-{tag.arrival_ms}"
+    if tag.weight != 1.0:
+        text += f"-w{round(tag.weight * _WEIGHT_UNIT)}"
+    if tag.deadline_ms is not None:
+        text += f"-u{tag.deadline_ms}"
+    return text if tag.kind is None else f"{text}-k{tag.kind}"
 
 
 def find_call(request_id: str) -> CallTag | None:
@@ -82,7 +97,13 @@ def find_call(request_id: str) -> CallTag | None:
     match = _CALL.search(request_id)
     if match is None:
         return None
-    return CallTag(match[1], int(match[2]), int(match[3]), int(match[4]))
+    weight, deadline_ms = match[5], match[6]
+    return CallTag(
+        match[1], int(match[2]), int(match[3]), int(match[4]),
+        1.0 if weight is None else int(weight) / _WEIGHT_UNIT,
+        None if deadline_ms is None else int(deadline_ms),
+        match[7],
+    )  # fmt: skip
 
 
 def _mac(program_id: str, key: bytes) -> str:

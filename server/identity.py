@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from autellix import wire
 
 from .program import Arrival
+from .wishes import NO_WISHES, Wishes
 
 VALUE_BYTES_MAX: Final = 256  # of a foreign id; our own are at most wire.VALUE_BYTES_MAX
 HANDICAP_MS_MAX: Final = 2**40
@@ -106,6 +107,9 @@ _SESSION, _THREAD, _PARENT, _PARENT_SESSION, _SEQ, _CALL, _NODE, _CONVERSATION, 
     )
 )  # fmt: skip
 
+_WEIGHT, _DEADLINE, _KIND = (n.lower() for n in (wire.WEIGHT, wire.DEADLINE, wire.KIND))
+_WISHES: Final = frozenset((_WEIGHT, _DEADLINE, _KIND))
+
 # What most requests have nothing of is seen at a glance.
 _HEADER_NAMES: Final = frozenset(
     name for f in FAMILIES if f.source == "headers" for name in f.session
@@ -139,10 +143,13 @@ def resolve(
     """
     malformed: list[str] = []
     handicap_ms = _handicap_ms(headers, body) + _role_ms(headers, malformed)
+    wishes = _wishes(headers, malformed)
     own = _own(headers, scope, malformed)
+    if wishes is not NO_WISHES:
+        own = own._replace(wishes=wishes)
     if own.session is not None:
         return Identity(OWN, own, handicap_ms, tuple(malformed))
-    untagged = Arrival(scope, attempt=own.attempt, client=own.client)
+    untagged = Arrival(scope, attempt=own.attempt, client=own.client, wishes=wishes)
     if _HEADER_NAMES.isdisjoint(headers) and _BODY_ROOTS.isdisjoint(body):
         return _by_opener(untagged, body, handicap_ms, malformed, infer=infer)
     sources: dict[str, Mapping[str, Any]] = {
@@ -156,8 +163,10 @@ def resolve(
         if session is None:
             continue
         arrival = _foreign(family, source, session, scope)
-        # a call id says nothing of the program: it is no mixing of families to keep it
-        arrival = arrival._replace(client_call=own.client_call, attempt=own.attempt)
+        # these say nothing of which program it is: it is no mixing of families to keep them
+        arrival = arrival._replace(
+            client_call=own.client_call, attempt=own.attempt, wishes=own.wishes
+        )
         return Identity(family.name, arrival, handicap_ms, tuple(malformed))
     return _by_opener(untagged, body, handicap_ms, malformed, infer=infer)
 
@@ -231,6 +240,24 @@ def _own(headers: Mapping[str, str], scope: str, malformed: list[str]) -> Arriva
         conversation=_identifier(headers, wire.CONVERSATION, _CONVERSATION, malformed),
         client=_text(headers, wire.CLIENT, _CLIENT, malformed),
     )
+
+
+def _wishes(headers: Mapping[str, str], malformed: list[str]) -> Wishes:
+    if _WISHES.isdisjoint(headers):
+        return NO_WISHES
+    numbers: list[float | None] = []
+    for name, lower, parse in (
+        (wire.WEIGHT, _WEIGHT, wire.parse_weight),
+        (wire.DEADLINE, _DEADLINE, wire.parse_deadline),
+    ):
+        text = headers.get(lower)
+        numbers.append(parse(text) if text is not None else None)
+        if text is not None and numbers[-1] is None:
+            malformed.append(name)
+    kind = _text(headers, wire.KIND, _KIND, malformed)
+    if kind == "":
+        malformed.append(wire.KIND)
+    return Wishes(numbers[0], numbers[1], unquote(kind) if kind else None)
 
 
 def _identifier(

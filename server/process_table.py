@@ -27,6 +27,7 @@ from .leases import TOMBSTONE_S as TOMBSTONE_S
 from .leases import Leases
 from .program import ENGINES_MAX, Arrival, Call, CallKey, Program, Tokens
 from .program import program_id_of as program_id_of
+from .wishes import Kinds
 
 Accounting = Literal["plas", "atlas"]
 
@@ -63,6 +64,7 @@ class ProcessTable:
         self._closed: OrderedDict[str, None] = OrderedDict()  # ended calls, whose report may come
         self._loads: dict[str, int] = {}
         self._unchecked: list[Program] = []
+        self.kinds = Kinds()
         self.last_report_s: float | None = None
         self.changes = Changes()
         self.counts: dict[str, int] = dict.fromkeys(
@@ -213,6 +215,7 @@ class ProcessTable:
         """End a program; with calls in flight it drains first."""
         if program.ended_s is None:
             program.ended_s, program.end_reason = now_s, reason
+            program.forget_wishes()
             self.changes[program.program_id] = None
         if not program.in_flight:
             self._bury(program, now_s)
@@ -337,6 +340,7 @@ class ProcessTable:
             return False
         program.account = self._account()
         program.account.restore(service_s)
+        self.kinds.know(program.kind)
         self._programs[program.program_id] = program
         program.lease_until_s = now_s + self.lease_s
         self._leases.add(program)
@@ -426,6 +430,7 @@ class ProcessTable:
         self.counts["calls_begun"] += 1
         program.conversation = arrival.conversation or program.conversation
         program.parent_session = arrival.parent_session or program.parent_session
+        self.kinds.note(program, arrival.wishes, now_s)
         return Call(call_id, program, thread.last_call, now_s, thread.parents, arrival.attempt)
 
     def _again(self, earlier: Call, attempt: int, call_id: str, now_s: float) -> Call:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from autellix import wire
 
 from .accounts import Account, Cost
+from .wishes import NO_WISHES, Wishes
 
 THREADS_MAX: Final = 1024  # per program; the oldest thread without a call in flight gives way
 UNCONSUMED_MAX: Final = 1024
@@ -58,6 +59,7 @@ class Arrival(NamedTuple):
     node: str | None = None
     conversation: str | None = None
     client: str | None = None
+    wishes: Wishes = NO_WISHES
 
 
 def program_id_of(scope: str, session: str) -> str:
@@ -146,6 +148,9 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
     unconsumed: dict[CallKey, None] = field(default_factory=dict)
     ttl_s: float | None = None  # the owner's wish for its lease
+    weight: float | None = None
+    deadline_s: float | None = None
+    kind: str | None = None  # see ``wishes.py``
     tools: dict[str, str] = field(default_factory=dict)  # running now: id → name
     tools_run: int = 0
     recent: dict[str, Call] = field(default_factory=dict)
@@ -244,6 +249,10 @@ class Program:
             del self.unconsumed[next(iter(self.unconsumed))]
         self.unconsumed[call.key] = None
 
+    def forget_wishes(self) -> None:
+        """Forget what was said of a run that is over: the session may begin another one."""
+        self.weight = self.deadline_s = self.kind = None
+
     def note_recent(self, client_call: str, call: Call) -> None:
         """Remember a call by the id its client gave it."""
         self.recent[client_call] = call
@@ -320,6 +329,8 @@ class Program:
             "engines": dict(self.engines),
             "age_s": round(now_s - self.arrival_s, 6),
             "response_s": round(end_s - self.arrival_s, 6),
+            "weight": self.weight if self.weight is not None else 1.0,
+            "deadline_in_s": None if self.deadline_s is None else round(self.deadline_s - now_s, 3),
             "threads": [
                 {
                     "thread": thread.number,

@@ -31,6 +31,7 @@ PURE = (
     "server/receipts.py",
     "server/accounts.py",
     "server/identity.py",
+    "server/wishes.py",
     "server/types.py",
     "server/call_tag.py",
     "server/channel.py",

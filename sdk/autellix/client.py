@@ -48,6 +48,8 @@ def init(
     timeout: float | None = None,
     dialect: str | None = None,
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
 ) -> Client:
     """Put settings in force; importing ``autellix`` alone uses the environment. Idempotent.
 
@@ -65,24 +67,20 @@ def init(
         timeout: Seconds for each of these messages.
         dialect: ``autellix``; or ``dynamo``: NVIDIA Dynamo's headers are sent instead of ours.
         role: What the sessions of this process are for unless they say it themselves.
+        weight: How much each of them counts beside other programs, unless it says so itself.
+        deadline_s: Seconds from the opening of each of them by which it should be over, likewise.
 
     Raises:
         ConfigError: A setting cannot be meant.
     """
     runtime = get_runtime()
     changes: dict[str, Any] = {
-        "base_url": base_url,
-        "api_key": api_key,
-        "enabled": enabled,
-        "scope": scope,
+        "base_url": base_url, "api_key": api_key, "enabled": enabled, "scope": scope,
         "origins": None if origins is None else _texts(origins),
-        "threads": threads,
+        "threads": threads, "lifecycle": lifecycle, "timeout_s": timeout, "dialect": dialect,
         "patch": None if patch is None else _texts(patch),
-        "lifecycle": lifecycle,
-        "timeout_s": timeout,
-        "dialect": dialect,
-        "role": role,
-    }
+        "role": role, "weight": weight, "deadline_s": deadline_s,
+    }  # fmt: skip
     config = runtime.config._replace(**{k: v for k, v in changes.items() if v is not None})
     if not from_environment().enabled:
         config = config._replace(enabled=False)

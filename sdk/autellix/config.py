@@ -45,6 +45,8 @@ class Config(NamedTuple):
     timeout_s: float = TIMEOUT_S
     dialect: str = "autellix"
     role: str | None = None
+    weight: float | None = None
+    deadline_s: float | None = None
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Config:
@@ -64,7 +66,35 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
         origins=tuple(o.strip() for o in env.get("AUTELLIX_ORIGINS", "").split(",") if o.strip()),
         dialect=dialect if dialect in DIALECTS else "autellix",
         role=role if role in wire.ROLES else None,
+        weight=_number_in(env, "AUTELLIX_WEIGHT", "weight"),
+        deadline_s=_number_in(env, "AUTELLIX_DEADLINE_S", "deadline_s"),
     )
+
+
+def wrong_number(field: str, value: object) -> str | None:
+    """Return what is wrong with a ``weight`` or ``deadline_s``, with what is allowed; or None.
+
+    >>> wrong_number("weight", 2), wrong_number("deadline_s", 0.5)
+    (None, None)
+    >>> wrong_number("weight", float("nan"))
+    'weight=nan: allowed is a number from 0.01 to 100'
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if field == "weight":
+        good = is_number and wire.WEIGHT_MIN <= value <= wire.WEIGHT_MAX  # type: ignore[operator]
+        allowed = f"a number from {wire.WEIGHT_MIN:g} to {wire.WEIGHT_MAX:g}"
+    else:
+        good = is_number and 0 < value <= wire.DEADLINE_S_MAX  # type: ignore[operator]
+        allowed = f"a number of seconds above 0, up to {wire.DEADLINE_S_MAX:.0f}"
+    return None if good else f"{field}={value!r}: allowed is {allowed}"
+
+
+def _number_in(env: Mapping[str, str], name: str, field: str) -> float | None:
+    try:
+        value = float(env.get(name, ""))
+    except ValueError:
+        return None
+    return None if wrong_number(field, value) else value
 
 
 def check(config: Config) -> Config:
@@ -79,6 +109,9 @@ def check(config: Config) -> Config:
         raise ConfigError(f"dialect={config.dialect!r}: allowed are {', '.join(DIALECTS)}")
     if config.role is not None and config.role not in wire.ROLES:
         raise ConfigError(f"role={config.role!r}: allowed are {', '.join(wire.ROLES)}")
+    for field, value in (("weight", config.weight), ("deadline_s", config.deadline_s)):
+        if value is not None and (wrong := wrong_number(field, value)):
+            raise ConfigError(wrong)
     for hook in config.patch:
         if hook not in HOOKS:
             raise ConfigError(f"patch={hook!r}: allowed are {', '.join(HOOKS)}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 from . import wire
 from .branches import Branch, current_owner
+from .config import wrong_number
 from .context import Scope, entry_here, leave, scope_var
 from .decorate import Block, F, Within, decorate
 from .runtime import get_runtime
@@ -34,13 +35,24 @@ def _reason(kind: type[BaseException] | None) -> str:
     return "cancelled" if name in ("CancelledError", "KeyboardInterrupt") else "error"
 
 
-def _options(**given: Any) -> dict[str, Any]:
-    """Return what was given; a role that no server would know is complained of and left out."""
+def _options(name: object, **given: Any) -> dict[str, Any]:
+    """Return what was given; what no server would take is complained of and left out.
+
+    Programs of one name are of one kind, if it was given and the user does not say otherwise.
+    """
     role = given["role"]
     if role is not None and role not in wire.ROLES:
         allowed = ", ".join(wire.ROLES)
         get_runtime().warn("role", f"role={role!r} is ignored: allowed are {allowed}")
         given["role"] = None
+    for field in ("weight", "deadline_s"):
+        value = given[field]
+        wrong = None if value is None else wrong_number(field, value)
+        if wrong is not None:
+            get_runtime().warn(field, f"{wrong}; it is ignored")
+            given[field] = None
+    kind = name if given["kind"] is None and not callable(name) else given["kind"]
+    given["kind"] = str(kind) if kind else None
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -141,6 +153,9 @@ def session(
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
+    kind: str | None = None,
 ) -> SessionScope: ...
 def session(
     name: Any = None,
@@ -151,6 +166,9 @@ def session(
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
+    kind: str | None = None,
 ) -> Any:
     """Make a block, or a function, one run of an agent.
 
@@ -163,8 +181,18 @@ def session(
         metadata: Anything worth showing, at most 2 KiB as JSON.
         role: What it is for: ``interactive``, ``delegated`` (by another agent) or ``background``;
             the server serves the latter two later, never sooner. By default the outer session's.
+        weight: How much it counts beside others, 0.01 to 100. By default the outer session's, or 1.
+        deadline_s: Seconds from the opening of the session by which it should be over. By default
+            it has the outer session's deadline, if there is one.
+        kind: What programs like it are called: one is expected to take what others of its kind
+            took. By default the name that is given; ``""``: the server finds out by itself.
+
+    Weight, deadline and kind count under the server's policy ``adaptive`` only.
     """
-    options = _options(id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role)
+    options = _options(
+        name, id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role,
+        weight=weight, deadline_s=deadline_s, kind=kind,
+    )  # fmt: skip
     if nested not in NESTED:
         allowed = " and ".join(NESTED)
         get_runtime().warn("nested", f"nested={nested!r} is taken for join: allowed are {allowed}")
@@ -182,12 +210,16 @@ def start_session(
     ttl: float | None = None,
     metadata: Mapping[str, Any] | None = None,
     role: str | None = None,
+    weight: float | None = None,
+    deadline_s: float | None = None,
+    kind: str | None = None,
 ) -> Session:
     """Open a session without a block: for notebooks, callbacks, servers.
 
     Until it ends, it is also where calls outside every context belong, as long as it is the only
     one of its kind. Starting again under the same id returns the one that is open; so does the same
-    name in the same context, or in another cell of a notebook. Other requests get their own.
+    name in the same context, or in another cell of a notebook. Other requests get their own. The
+    options are those of ``session``.
     """
     runtime = get_runtime()
     here, is_top_level = _handles_here(runtime), _is_top_level()
@@ -198,7 +230,10 @@ def start_session(
             mine = handle in here or (is_top_level and handle.is_top_level)
             if id is None and mine and handle.name == (None if name is None else str(name)):
                 return handle
-    options = _options(id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role)
+    options = _options(
+        name, id=id, conversation=conversation, ttl=ttl, metadata=metadata, role=role,
+        weight=weight, deadline_s=deadline_s, kind=kind,
+    )  # fmt: skip
     opened = runtime.new_session(name, **options)
     opened.is_top_level = is_top_level
     runtime.add_handle(opened)

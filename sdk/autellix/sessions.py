@@ -69,6 +69,9 @@ class Session:
         ttl: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         role: str | None = None,
+        weight: float | None = None,
+        deadline_s: float | None = None,
+        kind: str | None = None,
         is_implicit: bool = False,
         is_adopted: bool = False,
         anchor: object | None = None,
@@ -82,6 +85,8 @@ class Session:
         self.ttl_s = ttl
         self.metadata = dict(metadata) if metadata else {}
         self._role = role or (parent.role if parent is not None else runtime.config.role)
+        self._weight, self._over_at_s = _wishes(self, weight, deadline_s, is_adopted)
+        self._kind = kind
         self.last_request: tuple[str, str] | None = None  # for Dynamo: path and model of a call
         self.is_implicit = is_implicit
         self.is_top_level = False  # of `start_session` by the script or notebook itself
@@ -128,6 +133,21 @@ class Session:
     def role(self) -> str | None:
         """What it is for: ``interactive``, ``delegated`` or ``background``; or not said."""
         return self._role
+
+    @property
+    def weight(self) -> float | None:
+        """How much it counts beside other programs; or not said, which is 1."""
+        return self._weight
+
+    @property
+    def over_at_s(self) -> float | None:
+        """When it should be over, on the monotonic clock; or not said."""
+        return self._over_at_s
+
+    @property
+    def kind(self) -> str | None:
+        """What the user calls programs like it; or not said."""
+        return self._kind
 
     @property
     def parent(self) -> Session | None:
@@ -319,3 +339,22 @@ class Session:
                 scope_var.set(Scope(self, branch))
         else:
             scope_var.set(scope._replace(branch=branch))
+
+
+def _wishes(
+    session: Session, weight: float | None, deadline_s: float | None, is_adopted: bool
+) -> tuple[float | None, float | None]:
+    """Return a session's weight and when it should be over: as given, else as of its parent.
+
+    A guest says neither: the server knows them of the session's owner.
+    """
+    if is_adopted:
+        return None, None
+    parent, config = session.parent, session.runtime.config
+    if weight is None:
+        weight = parent.weight if parent is not None else config.weight
+    if deadline_s is None and parent is not None:
+        return weight, parent.over_at_s
+    if deadline_s is None:
+        deadline_s = config.deadline_s
+    return weight, None if deadline_s is None else time.monotonic() + deadline_s

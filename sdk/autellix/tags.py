@@ -6,11 +6,12 @@ What is the same for all calls of a session or thread is made once, so that a ca
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from . import __version__, wire
 from .dialects import dynamo_tags
-from .node import LANGCHAIN, node_here
+from .node import LANGCHAIN, encode, node_here
 from .wire import make_tag
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _SEQ, _SEQ_KEY, _ = make_tag(wire.SEQ, "")
 _CALL, _CALL_KEY, _ = make_tag(wire.CALL, "")
+_DEADLINE, _DEADLINE_KEY, _ = make_tag(wire.DEADLINE, "")
 _CLIENTS: Final = {
     source: make_tag(wire.CLIENT, f"python/{__version__};src={source}")
     for source in ("ctx", "process", "single", "late")
@@ -35,6 +37,12 @@ def fixed_tags(session: Session) -> tuple[wire.Tag, ...]:
         tags.append(make_tag(wire.CONVERSATION, session.conversation))
     if session.role is not None:
         tags.append(make_tag(wire.ROLE, session.role))
+    if session.weight is not None:
+        tags.append(make_tag(wire.WEIGHT, f"{session.weight:.4f}".rstrip("0").rstrip(".")))
+    if session.kind is not None:
+        kind = encode(session.kind)
+        if kind is not None:
+            tags.append(make_tag(wire.KIND, kind))
     return (*tags, make_tag(wire.SESSION, session.id))
 
 
@@ -71,6 +79,9 @@ def tags_of(
         parent = parent_of(session, branch)
         if parent is not None:
             tags.append(make_tag(wire.PARENT, parent))
+    if session._over_at_s is not None:
+        left_s = max(session._over_at_s - time.monotonic(), -wire.DEADLINE_S_MAX)
+        tags.append((_DEADLINE, _DEADLINE_KEY, b"%.3f" % left_s))
     if LANGCHAIN in sys.modules or (scope is not None and scope.node is not None):
         node = node_here(scope)
         if node is not None:

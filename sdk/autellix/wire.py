@@ -28,6 +28,9 @@ NODE: Final = "X-Autellix-Node"
 CONVERSATION: Final = "X-Autellix-Conversation"
 CLIENT: Final = "X-Autellix-Client"
 ROLE: Final = "X-Autellix-Role"
+WEIGHT: Final = "X-Autellix-Weight"
+DEADLINE: Final = "X-Autellix-Deadline"  # seconds from now, since clocks differ
+KIND: Final = "X-Autellix-Kind"
 VLLM_SESSION: Final = "X-Session-ID"  # vLLM's own name for the same value
 VERSION: Final = "X-Autellix-Version"  # in responses
 LEASE: Final = "X-Autellix-Lease"  # in responses
@@ -38,6 +41,11 @@ DYNAMO_FINAL: Final = "X-Dynamo-Session-Final"
 
 #: What a program is for; it can only lower how soon its calls run.
 ROLES: Final = ("interactive", "delegated", "background")
+
+#: How much a program counts beside others, and until when it should be over; both decimal.
+WEIGHT_MIN: Final = 0.01
+WEIGHT_MAX: Final = 100.0
+DEADLINE_S_MAX: Final = 604_800.0  # a week; a deadline that is over is negative
 
 REQUEST_HEADERS: Final = (
     SESSION,
@@ -50,6 +58,9 @@ REQUEST_HEADERS: Final = (
     CONVERSATION,
     CLIENT,
     ROLE,
+    WEIGHT,
+    DEADLINE,
+    KIND,
 )
 
 #: A header as the HTTP clients keep it: its name, its lower-case name, its value.
@@ -67,6 +78,7 @@ CALL_TARGETS: Final = tuple(path.encode() for path in CALL_PATHS)
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 _PARENT = re.compile(r"(\d{1,9}):(\d{1,9})\Z")
 _NUMBER = re.compile(r"\d{1,9}\Z")
+_DECIMAL = re.compile(r"-?\d{1,9}(\.\d{1,9})?\Z")
 
 
 class ParentCall(NamedTuple):
@@ -92,6 +104,29 @@ def parse_number(value: str) -> int | None:
     (12, None, None)
     """
     return int(value) if value.isascii() and _NUMBER.match(value) else None
+
+
+def parse_weight(value: str) -> float | None:
+    """Return a weight, or None if ``value`` is none.
+
+    >>> parse_weight("2.5"), parse_weight("0"), parse_weight("1e1"), parse_weight("nan")
+    (2.5, None, None, None)
+    """
+    return _decimal(value, WEIGHT_MIN, WEIGHT_MAX)
+
+
+def parse_deadline(value: str) -> float | None:
+    """Return the seconds to a deadline, negative if it is over, or None if ``value`` is no such.
+
+    >>> parse_deadline("30"), parse_deadline("-0.250"), parse_deadline("soon")
+    (30.0, -0.25, None)
+    """
+    return _decimal(value, -DEADLINE_S_MAX, DEADLINE_S_MAX)
+
+
+def _decimal(value: str, low: float, high: float) -> float | None:
+    number = float(value) if value.isascii() and _DECIMAL.match(value) else None
+    return number if number is not None and low <= number <= high else None
 
 
 def parse_parent(value: str) -> ParentCall | None:

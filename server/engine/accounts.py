@@ -110,6 +110,12 @@ class Accounts:
             self._clock_offset_s = offset_s
         return arrival_ms / 1000.0 + self._clock_offset_s
 
+    def deadline_s(self, deadline_ms: int | None) -> float | None:
+        """Return a program's deadline on this engine's clock; it came with an arrival."""
+        if deadline_ms is None or self._clock_offset_s is None:
+            return None
+        return deadline_ms / 1000.0 + self._clock_offset_s
+
     def open(self, request_id: str, identity: Identity, level: int, now_s: float) -> None:
         """A call comes in."""
         self._entries[request_id] = _Entry(identity, level, now_s)

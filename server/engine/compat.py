@@ -14,6 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from autellix import wire
 from autellix.errors import ConfigError
 
 from ..call_tag import find_call, unseal_program
@@ -43,6 +44,12 @@ class Identity(NamedTuple):
     service_s: float
     wait_s: float
     arrival_ms: int | None
+    weight: float = 1.0
+    deadline_ms: int | None = None  # on the clock of ``arrival_ms``
+    kind: str | None = None
+
+
+ANYBODY: Final = Identity(None, None, 0.0, 0.0, None)
 
 
 def check_version() -> None:
@@ -127,18 +134,21 @@ def identify(request: Request, key: bytes | None) -> Identity:
     if key is not None:
         program_id = unseal_program(session_id, key)
         if program_id is None:
-            return Identity(None, None, 0.0, 0.0, None)
+            return ANYBODY
     else:
         program_id = session_id
     tag = find_call(request.request_id)
     if tag is None and program_id is None:
-        return Identity(None, None, 0.0, 0.0, None)
+        return ANYBODY
     return Identity(
         program_id=program_id,
         call_id=tag.call_id if tag else None,
         service_s=max(0, request.priority) / 1000.0,
         wait_s=tag.wait_ms / 1000.0 if tag else 0.0,
         arrival_ms=tag.arrival_ms if tag else None,
+        weight=min(max(tag.weight, wire.WEIGHT_MIN), wire.WEIGHT_MAX) if tag else 1.0,
+        deadline_ms=tag.deadline_ms if tag else None,
+        kind=tag.kind if tag else None,
     )
 
 

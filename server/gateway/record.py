@@ -22,6 +22,7 @@ def more_of(program: Program) -> bytes:
     return orjson.dumps(
         {
             "ttl_s": program.ttl_s,
+            "wishes": wishes_of(program),
             "labels": program.labels,
             "unconsumed": list(program.unconsumed),
             "threads": [
@@ -42,6 +43,7 @@ def take_more(program: Program, text: bytes | str | None) -> None:
         return
     more: Mapping[str, Any] = orjson.loads(text)
     program.ttl_s = more["ttl_s"]
+    take_wishes(program, more.get("wishes"))  # a record of an earlier version has none
     program.labels = dict(more["labels"])
     program.unconsumed = {CallKey(*key): None for key in more["unconsumed"]}
     for number, parent, calls_begun, next_seq, last_call, parents, follows in more["threads"]:
@@ -56,6 +58,27 @@ def take_more(program: Program, text: bytes | str | None) -> None:
             moved=False,
             parents=tuple(CallKey(*key) for key in parents),
         )
+
+
+def wishes_of(program: Program) -> dict[str, Any] | None:
+    """Return what its owner says of a program for the policy; its deadline since it came."""
+    deadline_s = program.deadline_s
+    if program.weight is None and deadline_s is None and program.kind is None:
+        return None
+    after_s = None if deadline_s is None else deadline_s - program.arrival_s
+    return {"weight": program.weight, "deadline_after_s": after_s, "kind": program.kind}
+
+
+def take_wishes(program: Program, wishes: Mapping[str, Any] | None) -> None:
+    """Put into a program what `wishes_of` said of it and nobody has said here."""
+    if not wishes:
+        return
+    if program.weight is None:
+        program.weight = wishes["weight"]
+    if program.deadline_s is None and wishes["deadline_after_s"] is not None:
+        program.deadline_s = program.arrival_s + wishes["deadline_after_s"]
+    if program.kind is None:
+        program.kind = wishes["kind"]
 
 
 def remembered(

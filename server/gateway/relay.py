@@ -197,7 +197,7 @@ async def _try_engines(
     nobody knows how far it came.
     """
     document, program = asked.document, call.program
-    tag = _tag_of(call)
+    tag = _tag_of(call, asked.tenant)
     body = asked.body
     stored = request.path == "/v1/responses"
     if stored:  # vLLM takes no other id for these, see docs/wire.md
@@ -256,8 +256,11 @@ def _receipt_of(gateway: Gateway, asked: Asked, flight: Flight) -> Receipt | Non
     return gateway.book.receipt(flight.record, asked.wishes)
 
 
-def _tag_of(call: Call) -> str:
-    program = call.program
+def _tag_of(call: Call, tenant: Tenant) -> str:
+    """Return what an engine is told of a call; a key with a handicap only lowers."""
+    program, weight, deadline_s = call.program, call.program.weight, call.program.deadline_s
+    if tenant.handicap_ms:
+        weight, deadline_s = min(1.0, weight or 1.0), None
     return call_tag.format_call(
         call_tag.CallTag(
             call.call_id,
@@ -265,6 +268,9 @@ def _tag_of(call: Call) -> str:
             int(program.wait_s * 1000),
             # of a program older than this machine's clock, from the journal, it is below nought
             max(0, int(program.arrival_s * 1000)),
+            weight or 1.0,
+            None if deadline_s is None else max(0, int(deadline_s * 1000)),
+            program.kind,
         )
     )
 

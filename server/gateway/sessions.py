@@ -17,6 +17,7 @@ from autellix import wire
 
 from ..process_table import TableFull, program_id_of
 from ..program import TTL_S_MAX, Program
+from ..wishes import Wishes
 from .errors import BadRequest, Busy, NotFound
 from .request import parse_body, read_body
 from .state import GATEWAY, Gateway, lower_headers
@@ -173,6 +174,8 @@ async def _open(request: web.Request, session: str, status: int) -> web.Response
     except TableFull as error:
         raise Busy(f"the process table is full: {error}") from None
     _describe(program, opener)
+    wishes = Wishes(opener.get("weight"), opener.get("deadline_s"), opener.get("kind"))
+    gateway.table.kinds.note(program, wishes, gateway.clock.now_s())
     if program.ttl_s is not None:
         gateway.table.renew(program.program_id, gateway.clock.now_s())
     return _answer(
@@ -192,9 +195,10 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BadRequest: a known field has no allowed value.
     """
-    name = document.get("name")
-    if name is not None and not (isinstance(name, str) and _NAME.match(name)):
-        raise _not_allowed("name", name, f"1 to {NAME_CHARS_MAX} characters, none for control")
+    for field in ("name", "kind", "framework"):
+        value = document.get(field)
+        if value is not None and not (isinstance(value, str) and _NAME.match(value)):
+            raise _not_allowed(field, value, f"1 to {NAME_CHARS_MAX} characters, none for control")
     for field in ("parent", "conversation"):
         value = document.get(field)
         if value is not None and not (isinstance(value, str) and wire.is_valid_id(value)):
@@ -210,19 +214,30 @@ def _check_opener(document: dict[str, Any]) -> dict[str, Any]:
         pid = int(pid)
     if pid is not None and (type(pid) is not int or not 0 <= pid <= PID_MAX):
         raise _not_allowed("pid", pid, f"a whole number up to {PID_MAX}")
-    ttl_s = document.get("ttl_s")
-    if ttl_s is not None and (
-        isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 1 <= ttl_s <= TTL_S_MAX
-    ):
-        raise _not_allowed("ttl_s", ttl_s, f"a number of seconds from 1 to {TTL_S_MAX:g}")
+    if not _is_number(document.get("ttl_s"), 1, TTL_S_MAX):
+        allowed = f"a number of seconds from 1 to {TTL_S_MAX:g}"
+        raise _not_allowed("ttl_s", document["ttl_s"], allowed)
+    low, high = wire.WEIGHT_MIN, wire.WEIGHT_MAX
+    if not _is_number(document.get("weight"), low, high):
+        raise _not_allowed("weight", document["weight"], f"a number from {low:g} to {high:g}")
+    if not _is_number(document.get("deadline_s"), -wire.DEADLINE_S_MAX, wire.DEADLINE_S_MAX):
+        raise _not_allowed(
+            "deadline_s", document["deadline_s"],
+            f"a number of seconds from now, at most {wire.DEADLINE_S_MAX:.0f} away",
+        )  # fmt: skip
     host = document.get("host")
     if host is not None and not (isinstance(host, str) and len(host) <= 255):
         raise _not_allowed("host", host, "a text of at most 255 characters")
-    framework = document.get("framework")
-    if framework is not None and not (isinstance(framework, str) and _NAME.match(framework)):
-        raise _not_allowed("framework", framework, f"1 to {NAME_CHARS_MAX} characters, as a name")
-    known = ("name", "parent", "conversation", "metadata", "pid", "host", "ttl_s", "framework")
+    known = ("name", "parent", "conversation", "metadata", "pid", "host", "ttl_s", "framework",
+             "weight", "deadline_s", "kind")  # fmt: skip
     return {field: document[field] for field in known if document.get(field) is not None}
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Return whether it is a number between the two, or absent."""
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _describe(program: Program, opener: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from autellix.errors import ConfigError
 from ..process_table import TOMBSTONE_S
 from ..program import Program
 from ..types import EngineAddress
-from .record import more_of, remembered, take_more
+from .record import more_of, remembered, take_more, take_wishes, wishes_of
 from .responses import ResponseHome
 from .state import Gateway
 
@@ -203,6 +203,7 @@ class SharedState:
             f"s:{name}": own_s, f"w:{name}": program.wait_s - elsewhere.wait_s,
             f"c:{name}": program.calls_begun - elsewhere.calls, "more": more_of(program),
             "conversation": program.conversation or "", "parent": program.parent_session or "",
+            "wishes": orjson.dumps(wishes_of(program)),
         }  # fmt: skip
         if not program.is_tombstone:  # whose lease is for how long it is remembered here
             fields["lease"] = unix_s + lease_s
@@ -299,6 +300,8 @@ class SharedState:
             else:
                 table.open_program(program.scope, fields["session"], now_s, reopen=True)
         self._ended[program_id] = ended
+        if not ended and program.ended_s is None:
+            take_wishes(program, orjson.loads(fields.get("wishes", "null")))
         table.renew_until(program, lease_until_s, now_s)
         for engine in self._gateway.engines.all():
             if f"{engine.address.host}:{engine.address.port}" == fields.get("home"):

@@ -31,13 +31,18 @@ SEALED = seal_program("0badcafe", KEY)
 def test_the_call_is_found_in_every_form(request_id: str):
     """Chat, n = 2, several prompts: the same call, the program, and the figures that came along."""
     request = make_request(request_id, [1], 1, session_id=SEALED, priority=2500)
-    assert compat.identify(request, KEY) == ("0badcafe", "c0ffee00", 2.5, 1.5, 7000)
+    known = compat.Identity("0badcafe", "c0ffee00", 2.5, 1.5, 7000)
+    assert compat.identify(request, KEY) == known
+    tag = format_call(CallTag("c0ffee00", 2, 1500, 7000, 2.5, 9000, "0123456789ab"))
+    request = make_request(request_id.replace(TAG, tag), [1], 1, session_id=SEALED, priority=2500)
+    wished = known._replace(weight=2.5, deadline_ms=9000, kind="0123456789ab")
+    assert compat.identify(request, KEY) == wished
 
 
 def test_a_responses_call_has_a_program_and_no_call_id():
     """The server makes its own id there; the session is still ours."""
     request = make_request("resp_0123_0-bc4ca7c3", [1], 1, session_id=SEALED, priority=1000)
-    assert compat.identify(request, KEY) == ("0badcafe", None, 1.0, 0.0, None)
+    assert compat.identify(request, KEY) == compat.Identity("0badcafe", None, 1.0, 0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -45,17 +50,25 @@ def test_a_responses_call_has_a_program_and_no_call_id():
 )
 def test_a_forged_program_is_not_believed(session_id: str | None):
     """Nor are the figures that came with it: it is an untagged program."""
-    request = make_request(f"chatcmpl-{TAG}-x", [1], 1, session_id=session_id, priority=-9)
-    assert compat.identify(request, KEY) == (None, None, 0.0, 0.0, None)
+    name = f"chatcmpl-{TAG}-w9000-u1-k0123456789ab-x"
+    request = make_request(name, [1], 1, session_id=session_id, priority=-9)
+    assert compat.identify(request, KEY) == compat.ANYBODY
 
 
 def test_without_a_key_the_session_is_taken_as_it_is():
     """Somebody's own engine, without a gateway."""
     request = make_request("chatcmpl-1", [1], 1, session_id="run-7", priority=-5)
-    assert compat.identify(request, None) == ("run-7", None, 0.0, 0.0, None)
+    assert compat.identify(request, None) == compat.Identity("run-7", None, 0.0, 0.0, None)
     assert compat.identify(make_request("chatcmpl-1", [1], 1), None).program_id is None
     huge = make_request("chatcmpl-1", [1], 1, session_id="run-7", priority=PRIORITY_MAX)
     assert compat.identify(huge, None).service_s == PRIORITY_MAX / 1000
+
+
+@pytest.mark.parametrize(("said", "weight"), [("w0", 0.01), ("w999999", 100.0)])
+def test_no_weight_is_beyond_what_is_allowed(said: str, weight: float):
+    """Whoever wrote it: nothing is divided by nought."""
+    request = make_request(f"cmpl-{TAG}-{said}-0-bc4ca7c3", [1], 1, session_id="run-7")
+    assert compat.identify(request, None).weight == weight
 
 
 def test_an_old_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
