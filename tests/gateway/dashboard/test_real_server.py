@@ -55,6 +55,11 @@ def free_port() -> int:
         return port
 
 
+def is_journaled(folder: Path, session: str) -> bool:
+    """Return whether the journal has a session; its gateway lets nobody else open the file."""
+    return any(session.encode() in file.read_bytes() for file in folder.glob("state.sqlite*"))
+
+
 def test_a_server_is_watched_killed_and_watched_again(tmp_path: Path, monkeypatch, capsys):
     """The page finds the way back by itself, with the programs of before; the terminal as well."""
     admin_port = free_port()
@@ -83,6 +88,8 @@ def test_a_server_is_watched_killed_and_watched_again(tmp_path: Path, monkeypatc
                 headers = {"X-Autellix-Session": "watched"}
                 server.ask("POST", "/v1/chat/completions", body, headers)
                 wait_until(lambda: one.cell(0, 4).startswith(str(turn)), 20)  # noqa: B023
+                # A killed gateway loses what it had not written yet, less than a second of it.
+                wait_until(lambda: is_journaled(tmp_path, "watched"), 20)
                 server.stop(signal.SIGKILL)
                 one.page.wait_for_selector("#link[data-state=retrying]")
             finally:
