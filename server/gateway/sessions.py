@@ -26,7 +26,8 @@ BODY_BYTES_MAX: Final = 64 << 10
 METADATA_BYTES_MAX: Final = 2048
 NAME_CHARS_MAX: Final = 128
 PID_MAX: Final = 4_194_304  # Linux's own limit
-IDS_MAX: Final = 10_000
+IDS_MAX: Final = 10_000  # of a heartbeat; an SDK keeps as many sessions open at most
+HEARTBEAT_BYTES_MAX: Final = IDS_MAX * 132 + 1024  # an id has 128 characters at most
 ROWS_MAX: Final = 2_000  # of each list, the newest; a row takes some 20 µs to make
 _NAME: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{NAME_CHARS_MAX}}}\Z")
 REASONS: Final = ("ok", "error", "cancelled", "atexit")
@@ -126,14 +127,14 @@ async def list_engines(request: web.Request) -> web.Response:
 
 async def heartbeat(request: web.Request) -> web.Response:
     """Renew the leases of all sessions of a process; say which are not known."""
-    gateway, scope, document = await _read(request)
+    gateway, scope, document = await _read(request, HEARTBEAT_BYTES_MAX)
     ids = document.get("ids")
-    if not isinstance(ids, list) or len(ids) > IDS_MAX or not all(isinstance(i, str) for i in ids):
-        raise BadRequest(
-            f"ids: {str(ids)[:64]!r} is not allowed; allowed is a list of at most {IDS_MAX} "
-            "session ids",
-            param="ids",
-        )
+    if not isinstance(ids, list) or len(ids) > IDS_MAX:
+        raise _not_allowed("ids", ids, f"a list of at most {IDS_MAX} session ids")
+    for given in ids:
+        if not isinstance(given, str) or not wire.is_valid_id(given):
+            allowed = "session ids of 1 to 128 characters A-Za-z0-9._:-"
+            raise _not_allowed("ids", given, allowed)
     now_s = gateway.clock.now_s()
     unknown = [i for i in ids if not gateway.table.renew(program_id_of(scope, i), now_s)]
     return _answer({"lease_s": gateway.config.lease_s, "unknown": unknown})
@@ -248,10 +249,12 @@ def _describe(program: Program, opener: dict[str, Any]) -> None:
     program.opener = {**(program.opener or {}), **opener}
 
 
-async def _read(request: web.Request) -> tuple[Gateway, str, dict[str, Any]]:
+async def _read(
+    request: web.Request, bytes_max: int = BODY_BYTES_MAX
+) -> tuple[Gateway, str, dict[str, Any]]:
     gateway = request.app[GATEWAY]
     _, scope = gateway.authenticate(lower_headers(request))
-    body = await read_body(request, BODY_BYTES_MAX, gateway.config.slow_body_s)
+    body = await read_body(request, bytes_max, gateway.config.slow_body_s)
     return gateway, scope, parse_body(body) if body else {}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
+import json
 
 import pytest
 
@@ -40,6 +42,16 @@ async def test_a_session_from_start_to_end(rig: Rig):
     assert (await ask(rig, "GET", "/sessions/run-1"))[1]["state"] == "ended"
     assert await ask(rig, "DELETE", "/sessions/unknown") == (204, None)
     await until(lambda: program_id_of("", "run-1") in rig.forgotten)
+
+
+async def test_a_process_with_all_its_sessions_open_renews_them_at_once(rig: Rig):
+    """As many as an SDK keeps open, each with the longest id there may be."""
+    ids = [f"{n:0128d}" for n in range(10_000)]
+    await ask(rig, "PUT", f"/sessions/{ids[7]}", {})
+    body = io.BytesIO(json.dumps({"ids": ids}).encode())
+    async with rig.client.post(f"{rig.url}{API}/sessions/heartbeat", data=body) as got:
+        assert got.status == 200
+        assert (await got.json())["unknown"] == ids[:7] + ids[8:]
 
 
 async def test_an_end_with_calls_in_flight_drains(rig: Rig):
@@ -81,6 +93,9 @@ async def test_the_server_chooses_an_id_when_asked(rig: Rig):
         ("DELETE", "/sessions/run-1", {"reason": "bored"}, "reason"),
         ("POST", "/sessions/heartbeat", {"ids": "run-1"}, "ids"),
         ("POST", "/sessions/heartbeat", {}, "ids"),
+        ("POST", "/sessions/heartbeat", {"ids": ["run-1", 7]}, "ids"),
+        ("POST", "/sessions/heartbeat", {"ids": ["no blank"]}, "ids"),
+        ("POST", "/sessions/heartbeat", {"ids": ["x"] * 10_001}, "ids"),
     ],
 )
 async def test_a_wrong_field_is_named(rig: Rig, method: str, path: str, body: object, field: str):
