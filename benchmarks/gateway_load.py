@@ -73,6 +73,8 @@ class TickingEngine(asyncio.Protocol):
         found = _CHUNKS.search(body)
         if found is None:
             self._transport.write(_HEAD % (len(ANSWER), ANSWER))
+            if not self._parser.should_keep_alive():  # the pool's probe reads to the end
+                self._transport.close()
             return
         self._transport.write(_STREAM)
         self._streams[self] = int(found[1])

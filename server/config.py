@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from autellix.errors import ConfigError
 
 from .engine.launch import Policy
+from .ownership import COUNT_MAX
 
 ENV_PREFIX: Final = "AUTELLIX_SERVER_"
 MAIN_SECTION: Final = "serve"
@@ -63,6 +64,9 @@ class ServeConfig:
     port: int = setting(8000, "port to listen on; 0: a free one", minimum=0, maximum=65535)
     policy: Policy = setting("plas", "who goes first; see docs/operations.md")
     balancer: str = setting("locality", "which engine gets a call; see docs/balancer.md")
+    gateways: int = setting(
+        1, "gateway processes, for when one core is full", minimum=1, maximum=COUNT_MAX
+    )
     replicas: int = setting(1, "engines to start", minimum=0, maximum=64)
     launcher: typing.Literal["local", "ray"] = setting(
         "local", "who starts the engines: this process, or a Ray cluster"

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,8 @@ from .engine.launch import (
     devices_for,
     ranks_of,
 )
-from .gateway.app import create_app
+from .gateway.app import attach_balancer, create_app
+from .gateway.siblings import Siblings
 from .gateway.state import GATEWAY, Gateway
 from .machine import runs_on_cpu, visible_cores, visible_devices
 from .policy.config import parse_config
@@ -44,7 +45,6 @@ from .pool.restarts import RestartLimits
 from .pool.vitals import Pulse, Vitals
 from .process_table import ProcessTable
 from .server_config import ServerConfig, resolve_model, scheduler_constants
-from .tracing import open_tracer
 
 _TELLING_MAX: Final = 64
 _TICK_S: Final = 0.05
@@ -110,16 +110,33 @@ class Fleet:
             key=self._key,
             forget_programs=self._forget_programs,
             engine_views=self.engine_views,
+            siblings=self._siblings(),
         )
         self._gateway = app[GATEWAY]
-        self._gateway.call_over = self.balancer.call_over
-        if self._gateway.book is not None:
-            self._gateway.book.rule = self.balancer.rule
-            self._gateway.book.tracer = open_tracer(
-                self.config.tracing, lambda: self.clock.unix_s() - self.clock.now_s()
-            )
-            self._gateway.book.balancer_leaks = lambda: self.balancer.leaks
+        attach_balancer(self._gateway, self.balancer, self.config.tracing)
         return app
+
+    def loads(self) -> dict[str, int]:
+        """Return the calls in flight by engine."""
+        return self.table.loads()
+
+    async def settled(self) -> None:
+        """Return when no call is placed by what engines were before."""
+
+    async def failed(self) -> str:
+        """Return, when the server cannot go on, why."""
+        return f"no engine is left: {await self.pool.failed()}"
+
+    async def first_ready(self) -> None:
+        """Return once a call can be answered."""
+        await self.pool.first_ready()
+
+    async def stop_gateways(self, is_hurried: Callable[[], bool]) -> None:
+        """End what relays calls in other processes; when it is hurried, at once."""
+
+    def _siblings(self) -> Siblings | None:
+        """Return the gateway processes of this server, if there are several."""
+        return None
 
     async def start(self) -> None:
         """Open the control channel and begin the engines' lives.
@@ -248,7 +265,7 @@ class Fleet:
     async def _remove(self, engine_id: str, drain_s: float) -> None:
         """Wait for an engine's calls, then end it."""
         end_s = self.clock.now_s() + drain_s
-        while self.table.loads().get(engine_id) and self.clock.now_s() < end_s:  # noqa: ASYNC110
+        while self.loads().get(engine_id) and self.clock.now_s() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(_TICK_S)
         await self.pool.remove(engine_id)
         self._channel.dismiss(engine_id)
@@ -257,7 +274,7 @@ class Fleet:
 
     def engine_views(self) -> list[Mapping[str, Any]]:
         """Return a row for each engine, for people and dashboards."""
-        loads = self.table.loads()
+        loads = self.loads()
         placing = self.balancer.views()
         now_s = self.clock.now_s()
         nothing = (0, 0)
@@ -394,7 +411,7 @@ class Fleet:
             period_s=pool.probe_period_s,
             deadline_s=pool.probe_deadline_s,
             pulse=functools.partial(self._pulse, engine_id),
-            in_flight=lambda: self.table.loads().get(engine_id, 0),
+            in_flight=lambda: self.loads().get(engine_id, 0),
             heard=functools.partial(self._heard, engine_id),
         )
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 from pathlib import Path
+from typing import Any
 
 from autellix.errors import ConfigError
 
@@ -38,3 +39,12 @@ def visible_cores() -> list[int]:
     if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return []
     return sorted(os.sched_getaffinity(0))
+
+
+def loop_factory() -> Any:
+    """Return uvloop's event loop if it is there; None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -34,10 +34,14 @@ from .gateway.backend import state_or_default
 from .gateway.dashboard.pages import Dashboard
 from .gateway.fleet_admin import FleetAdmin
 from .gateway.metrics_page import MetricsPage
+from .gateway.redistribute import redistribute
+from .gateway.server import Server as GatewayServer
 from .gateway.server import server_of
-from .gateway.state import GATEWAY
+from .gateway.state import GATEWAY, Gateway
 from .gateway.tls import Listening, listen
+from .gateways.fleet import SpreadFleet, check_gateways
 from .listeners import bind, bind_admin, tls_context
+from .machine import loop_factory
 from .server_config import ServerConfig, effective
 
 _log = logging.getLogger("autellix")
@@ -72,13 +76,15 @@ def run(config: ServerConfig, model: str | None, vllm_args: tuple[str, ...]) -> 
     config = effective(dataclasses.replace(config, serve=serve), model)
     tls = tls_context(config.serve.tls_certificate, config.serve.tls_key)
     check_admin(config.admin, has_tls=tls is not None)
+    check_gateways(config)
     _tell_settings(config)
     listener = bind(config.serve.host, config.serve.port)
     # Sockets with keys behind them: for this user only, and gone with this process.
     folder = Path(tempfile.mkdtemp(prefix="autellix-", dir=os.environ.get("XDG_RUNTIME_DIR")))
     try:
+        redistribute(state, config.serve.gateways)
         server = Server(config, listener, folder, model, vllm_args, tls)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(server.serve())
     finally:
         listener.close()
@@ -102,7 +108,8 @@ class Server:
         self._tls = tls
         self._folder = folder
         self._clock = SystemClock()
-        self._fleet = Fleet(config, folder, model, vllm_args, self._clock)
+        make = Fleet if config.serve.gateways == 1 else SpreadFleet
+        self._fleet = make(config, folder, model, vllm_args, self._clock)
         self._signals: list[signal.Signals] = []
         self._signalled = asyncio.Event()
         self._admin_url = ""
@@ -117,25 +124,40 @@ class Server:
         await runner.setup()
         admin = AdminSite(app[GATEWAY], self._config.admin, self._folder)
         admin.add(FleetAdmin(self._fleet).routes())
-        book = app[GATEWAY].book
-        calls_of = book.log.of_program if book is not None else lambda _: ()
-        about = {"policy": self._config.serve.policy}
         admin.add(MetricsPage(app[GATEWAY]).routes())
-        Dashboard(admin, app[GATEWAY], calls_of=calls_of, about=about)
+        self._add_dashboard(admin, app[GATEWAY])
         try:
-            server = await listen(
-                server_of(runner), self._listener, self._tls, backlog=_LISTEN_BACKLOG
-            )
+            server = await self._listen(server_of(runner))
             await self._start_admin(admin)
             await self._fleet.start()
             status = await self._until_over()
             await self._drain(server)
         finally:
             # Calls that are left end with their engines, so the two are not done in turn.
-            await asyncio.gather(self._close(runner.cleanup()), admin.stop(), self._stop_engines())
+            await asyncio.gather(
+                self._close(runner.cleanup()),
+                admin.stop(),
+                self._fleet.stop_gateways(lambda: len(self._signals) >= _SIGNALS_HURRY),
+                self._stop_engines(),
+            )
             await self._fleet.close()
         _log.info("stopped")
         return status
+
+    def _add_dashboard(self, admin: AdminSite, gateway: Gateway) -> None:
+        """Add the dashboard, where the programs are in this process."""
+        if isinstance(self._fleet, SpreadFleet):
+            return
+        book = gateway.book
+        calls_of = book.log.of_program if book is not None else lambda _: ()
+        about = {"policy": self._config.serve.policy}
+        Dashboard(admin, gateway, calls_of=calls_of, about=about)
+
+    async def _listen(self, server: GatewayServer) -> Listening:
+        """Take calls: in this process, or in several others."""
+        if isinstance(self._fleet, SpreadFleet):
+            return self._fleet.listen(self._listener)
+        return await listen(server, self._listener, self._tls, backlog=_LISTEN_BACKLOG)
 
     async def _start_admin(self, admin: AdminSite) -> None:
         """Listen for the operator, and say where."""
@@ -154,7 +176,7 @@ class Server:
     async def _until_over(self) -> int:
         """Say when the server is ready; return the exit status once it is to stop."""
         signalled = asyncio.create_task(self._signalled.wait())
-        failed = asyncio.create_task(self._fleet.pool.failed())
+        failed = asyncio.create_task(self._fleet.failed())
         announced = asyncio.create_task(self._announce())
         try:
             await asyncio.wait((signalled, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +184,7 @@ class Server:
             for task in (signalled, announced):
                 task.cancel()
         if failed.done():
-            _log.error("no engine is left: %s", failed.result())
+            _log.error("%s", failed.result())
             return EXIT_ENGINES_FAILED
         failed.cancel()
         return EXIT_INTERRUPTED if self._signals[0] is signal.SIGINT else EXIT_STOPPED
@@ -171,11 +193,13 @@ class Server:
         """Print where the server is, once an engine is ready."""
         host, port = self._listener.getsockname()[:2]
         _log.info("listening on %s://%s:%d, engines are loading", self._scheme, host, port)
-        await self._fleet.pool.first_ready()
+        await self._fleet.first_ready()
         url = f"{self._scheme}://{host}:{port}"
         _log.info("ready: OPENAI_BASE_URL=%s/v1 (policy %s)", url, self._config.serve.policy)
         _log.info("next: OPENAI_BASE_URL=%s/v1 autellix run your_agent.py", url)
-        if self._admin_url:
+        if isinstance(self._fleet, SpreadFleet):
+            _log.info("look: %s/metrics", self._admin_url)
+        elif self._admin_url:
             _log.info("look: %s/dashboard, autellix top, %s/metrics", *[self._admin_url] * 2)
 
     async def _drain(self, server: Listening) -> None:
@@ -185,7 +209,8 @@ class Server:
         began_s = self._clock.now_s()
         end_s = began_s + self._config.pool.drain_s
         say_at_s = began_s + _SAY_AFTER_S
-        while (left := sum(self._fleet.table.loads().values())) and (
+        await self._fleet.settled()
+        while (left := sum(self._fleet.loads().values())) and (
             now_s := self._clock.now_s()
         ) < end_s:
             if len(self._signals) >= _SIGNALS_HURRY:
@@ -227,12 +252,3 @@ def _tell_settings(config: ServerConfig) -> None:
         _log.info("settings", extra=logs.fields(settings=describe(config)))
     else:
         sys.stderr.write(f"settings:\n{describe(config)}\n")
-
-
-def _loop_factory() -> Any:
-    """Return uvloop's event loop if it is there."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

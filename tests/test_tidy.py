@@ -34,6 +34,7 @@ PURE = (
     "server/wishes.py",
     "server/types.py",
     "server/call_tag.py",
+    "server/ownership.py",
     "server/channel.py",
     "sdk/autellix/wire.py",
 )

@@ -112,15 +112,16 @@ class AdminSite:
         #: Others who may let a request in, such as the dashboard by its cookie.
         self.doors: list[Callable[[web.Request], bool]] = []
         self._open: set[str] = set()
-        self.app = web.Application(
-            client_max_size=BODY_BYTES_MAX, middlewares=[explain_errors, self._ask_for_key]
-        )
+        middlewares = [explain_errors, self._ask_for_key]
+        if gateway.siblings is not None:
+            middlewares.append(gateway.siblings.middleware)
+        self.app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
         self.app[GATEWAY] = gateway
         self._runner: web.AppRunner | None = None
         self._listening: Listening | None = None
         self.add(
             [
-                AdminRoute("GET", f"{API}/status", _status),
+                AdminRoute("GET", f"{API}/status", status),
                 AdminRoute("GET", f"{wire.API_PREFIX}/programs", sessions.list_programs),
                 AdminRoute("GET", f"{wire.API_PREFIX}/engines", sessions.list_engines),
             ]
@@ -168,7 +169,7 @@ class AdminSite:
         return await handler(request)
 
 
-async def _status(request: web.Request) -> web.Response:
+async def status(request: web.Request) -> web.Response:
     """Say how the gateway is: its counters, its calls, its engines."""
     gateway = request.app[GATEWAY]
     return web.Response(

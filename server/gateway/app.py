@@ -17,8 +17,10 @@ from autellix import wire
 from autellix.errors import ConfigError
 
 from .. import types
+from ..balancing import EngineBalancer
 from ..clock import Clock
 from ..process_table import ProcessTable
+from ..tracing import TracingConfig, open_tracer
 from . import calls, health, relay, sessions
 from .backend import open_backend
 from .bodies import BodyRoom
@@ -30,6 +32,7 @@ from .keys import parse_keys
 from .models import ModelIndex
 from .responses import ResponseHomes
 from .server import make_runner
+from .siblings import Siblings
 from .state import GATEWAY, Gateway
 from .tasks import keep_running
 from .upstream import Connections
@@ -69,6 +72,7 @@ def create_app(
     key: bytes,
     forget_programs: Callable[[Sequence[str]], None],
     engine_views: Callable[[], Sequence[Mapping[str, Any]]],
+    siblings: Siblings | None = None,
 ) -> web.Application:
     """Return the gateway; run it with `make_runner`, which sets what the relay relies on.
 
@@ -81,6 +85,7 @@ def create_app(
         key: The key that seals program ids; the engines hold the same.
         forget_programs: Told of programs that are over.
         engine_views: Rows for ``GET /autellix/v1/engines``.
+        siblings: Of several gateway processes on one address; None: it is the only one.
 
     Raises:
         ConfigError: the keys in ``config`` are malformed, or its longest body finds no room.
@@ -90,7 +95,8 @@ def create_app(
             f"gateway.body_bytes_total_max: {config.body_bytes_total_max} is not allowed; allowed "
             f"is body_bytes_max, {config.body_bytes_max}, or more"
         )
-    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[explain_errors])
+    middlewares = [explain_errors, *([siblings.middleware] if siblings is not None else ())]
+    app = web.Application(client_max_size=config.body_bytes_max, middlewares=middlewares)
     app[GATEWAY] = Gateway(
         config=config,
         table=table,
@@ -105,12 +111,15 @@ def create_app(
         homes=ResponseHomes(),
         models=ModelIndex(engines),
         bodies=BodyRoom(config.body_bytes_total_max),
+        siblings=siblings,
     )
     if config.calls_remembered:
         app[GATEWAY].book = CallBook(
             clock, receipts=config.receipts, calls_max=config.calls_remembered
         )
     _add_routes(app.router)
+    if siblings is not None:
+        siblings.add_routes(app.router)
     app.cleanup_ctx.append(_run)
     return app
 
@@ -140,9 +149,21 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_post(f"{api}/sessions/{{session}}/tools", sessions.tool_hint)
 
 
+def attach_balancer(gateway: Gateway, balancer: EngineBalancer, tracing: TracingConfig) -> None:
+    """Let a balancer know of calls that are over, and the book of the balancer."""
+    gateway.call_over = balancer.call_over
+    if gateway.book is not None:
+        clock = gateway.clock
+        gateway.book.rule = balancer.rule
+        gateway.book.tracer = open_tracer(tracing, lambda: clock.unix_s() - clock.now_s())
+        gateway.book.balancer_leaks = lambda: balancer.leaks
+
+
 async def _run(app: web.Application) -> AsyncIterator[None]:
     """Own the sweeping of the table, what remembers it and the connections to the engines."""
     gateway = app[GATEWAY]
+    if gateway.siblings is not None:
+        await gateway.siblings.open()
     backend = open_backend(gateway)
     tasks = [
         keep_running("sweep", lambda: _sweep(gateway), gateway),
@@ -162,6 +183,8 @@ async def _run(app: web.Application) -> AsyncIterator[None]:
     if gateway.book is not None:
         await gateway.book.close()
     gateway.connections.close()
+    if gateway.siblings is not None:
+        await gateway.siblings.close()
 
 
 async def _sweep(gateway: Gateway) -> None:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import re
 import socket
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
@@ -83,6 +84,7 @@ class Front(asyncio.Protocol):
         listener: The server it belongs to.
         loop: The event loop.
         is_counted: Whether the server knows of it already.
+        first: What another process has read of it.
 
     Attributes:
         was_connected: Whether asyncio has told of the connection.
@@ -95,12 +97,17 @@ class Front(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(
-        self, listener: Listener, loop: asyncio.AbstractEventLoop, *, is_counted: bool = False
+        self,
+        listener: Listener,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_counted: bool = False,
+        first: bytes = b"",
     ) -> None:
         self._listener = listener
         self._gateway = listener.gateway
         self._loop = loop
-        self._buffer: bytes | bytearray = b""
+        self._buffer: bytes | bytearray = first
         self._asking: Asking | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -127,6 +134,8 @@ class Front(asyncio.Protocol):
         transport.set_write_buffer_limits(high=CLIENT_BUFFER_BYTES)  # type: ignore[attr-defined]
         self._deadline_s = self._loop.time() + HEAD_S
         self._timer = self._loop.call_at(self._deadline_s, self._look_at_deadline)
+        if self._buffer:
+            self._read()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Cancel the call."""
@@ -275,6 +284,8 @@ class Front(asyncio.Protocol):
             return None
         tenant, scope = self._gateway.authenticate(headers)
         assert self._transport is not None
+        if self._gateway.siblings is not None and self._move(headers, scope):
+            return None
         request = ClientRequest(
             gateway=self._gateway, method="POST", path=path, target=path, headers=headers,
             lines=lines, transport=self._transport, drain=self.drain, keep_alive=True, old=False,
@@ -284,6 +295,19 @@ class Front(asyncio.Protocol):
             self._deadline_s = self._loop.time() + self._gateway.config.slow_body_s
             self._set_timer()
         return asking
+
+    def _move(self, headers: Mapping[str, str], scope: str) -> bool:
+        """Let the process that owns the program go on with the connection, if it is another."""
+        siblings, transport = self._gateway.siblings, self._transport
+        assert siblings is not None
+        assert transport is not None
+        owner = siblings.owner_by_headers(headers, scope)
+        if owner is None or not siblings.mover.move(owner, transport, bytes(self._buffer)):
+            return False  # the relay forwards the call
+        self._gateway.count("connections moved")
+        self._buffer = b""
+        transport.abort()  # which closes our end of it only
+        return True
 
     def _hand_over(self) -> None:
         """Let aiohttp go on with the connection."""
@@ -342,6 +366,8 @@ class Front(asyncio.Protocol):
         self._deadline_s = self._loop.time() + KEEP_ALIVE_S
         if self._buffer:
             self._read()
+        if transport.is_closing():
+            return
         if not self._reading and (self._task is None or len(self._buffer) <= AHEAD_BYTES_MAX):
             self._reading = True
             transport.resume_reading()

@@ -87,13 +87,13 @@ class Journal:
         self._failing = False
         self._lock = threading.Lock()
         try:
-            self._db = _open(path)
+            self._db = open_file(path)
         except sqlite3.Error as error:
             raise ConfigError(
                 f"state: {str(path)!r} is not allowed ({error}); allowed is a file that can be "
                 "written and that no other gateway uses"
             ) from error
-        self._begun_s = clock.now_s() - _age_of(self._db)
+        self._begun_s = clock.now_s() - age_of(self._db)
 
     async def restore(self) -> int:
         """Put what is journalled into the table; return how many programs."""
@@ -194,7 +194,12 @@ class Journal:
         )  # fmt: skip
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def open_file(path: Path) -> sqlite3.Connection:
+    """Return the file, made if it is new, for this gateway alone.
+
+    Raises:
+        sqlite3.Error: it cannot be written, or another gateway has it.
+    """
     with contextlib.suppress(OSError):  # sqlite says better what is wrong
         path.touch(mode=0o600)  # it names sessions
     db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
@@ -223,7 +228,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
 
 
-def _age_of(db: sqlite3.Connection) -> float:
+def age_of(db: sqlite3.Connection) -> float:
     """Return the journal's age when it was written last."""
     stamps = "SELECT changed_s FROM programs UNION ALL SELECT changed_s FROM responses"
     newest: float | None = db.execute(f"SELECT max(changed_s) FROM ({stamps})").fetchone()[0]

@@ -131,8 +131,9 @@ _UNREACHED: Final = Metric(
 class MetricsPage:
     """The routes for a scraper, and for whoever asks about calls on the admin site."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, *, with_engines: bool = True) -> None:
         self._gateway = gateway
+        self._with_engines = with_engines  # else another process tells of them
         self._version = importlib.metadata.version("autellix")
         self._began_unix_s = gateway.clock.unix_s()
 
@@ -148,10 +149,11 @@ class MetricsPage:
     def text(self) -> str:
         """Return everything that is ours."""
         gateway = self._gateway
-        views = [_flat(view) for view in gateway.engine_views()]
+        views = [_flat(view) for view in gateway.engine_views()] if self._with_engines else []
         parts = []
         if gateway.book is not None:
-            gateway.book.metrics.forget_engines({view["engine"] for view in views})
+            names = {engine.engine_id for engine in gateway.engines.all()}
+            gateway.book.metrics.forget_engines(names | {view["engine"] for view in views})
             parts.append(gateway.book.metrics.text())
         parts += (metrics.family(m, metrics.samples(m, values)) for m, values in self._now(views))
         return "".join(parts)

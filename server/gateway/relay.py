@@ -9,7 +9,6 @@ the answer is streamed or whether a byte of it has been sent.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
@@ -86,6 +85,11 @@ async def relay(client: ClientRequest, tenant: Tenant, scope: str, body: bytes) 
     document: dict[str, Any] = {} if form else parse_body(body)
     identity = resolve(client.headers, document, scope, infer=gateway.config.infer_sessions)
     identity = _rooted(gateway, identity, document, scope)
+    if (siblings := gateway.siblings) is not None:
+        if (owner := siblings.owner_of(identity, document)) is not None:
+            return await siblings.forward(client, owner, body)
+        if isinstance(previous := document.get("previous_response_id"), str):
+            await siblings.find_home(gateway, previous, scope)
     for name in identity.malformed:
         gateway.count(f"malformed {name}")
     edited = clean_body(document)
@@ -113,7 +117,7 @@ async def relay_plain(request: web.Request) -> web.StreamResponse:
             continue
         payload = build_request(client, engine, body, ())
         head = _version_head(gateway)
-        return Passed(await _pass(gateway, client, engine, upstream, payload, head))
+        return Passed(await pass_answer(gateway, client, engine, upstream, payload, head))
 
 
 def _model_asked(request: web.Request, body: bytes) -> object:
@@ -136,7 +140,7 @@ async def relay_stored(request: web.Request) -> web.StreamResponse:
         raise EngineBroken(f"engine {engine.engine_id} does not accept connections")
     payload = build_request(client, engine, body, ())
     head = _version_head(gateway)
-    return Passed(await _pass(gateway, client, engine, upstream, payload, head))
+    return Passed(await pass_answer(gateway, client, engine, upstream, payload, head))
 
 
 async def _fly(gateway: Gateway, request: ClientRequest, asked: Asked) -> Passage:
@@ -144,7 +148,7 @@ async def _fly(gateway: Gateway, request: ClientRequest, asked: Asked) -> Passag
     _admit(gateway, scope)
     try:
         call, earlier = gateway.table.begin_call(
-            asked.identity.arrival, secrets.token_hex(12), gateway.clock.now_s()
+            asked.identity.arrival, gateway.new_call_id(), gateway.clock.now_s()
         )
     except TableFull as error:
         gateway.count("refused table")
@@ -233,7 +237,7 @@ async def _try_engines(
         head = _call_head(gateway, asked.identity, call, engine)
         receipt = _receipt_of(gateway, asked, flight)
         try:
-            return await _pass(gateway, request, engine, upstream, payload, head, receipt)
+            return await pass_answer(gateway, request, engine, upstream, payload, head, receipt)
         except EngineBroken as error:
             if flight.superseded:
                 raise Superseded("call: a retry of it has taken its place") from None
@@ -313,7 +317,7 @@ def _choose(
     return gateway.place(info, ready)
 
 
-async def _pass(
+async def pass_answer(
     gateway: Gateway,
     request: ClientRequest,
     engine: types.Engine,

@@ -66,6 +66,10 @@ class ResponseHomes:
             while len(self._changed) > self._homes_max:
                 self._changed.popitem(last=False)
 
+    def peek(self, response_id: str) -> ResponseHome | None:
+        """Return where a response is, whoever asks; the asker looks at the scope."""
+        return self._homes.get(response_id)
+
     def get(self, response_id: str, scope: str) -> ResponseHome | None:
         """Return where a response is; one of another scope is not there."""
         home = self._homes.get(response_id)

@@ -50,7 +50,12 @@ async def info(request: web.Request) -> web.Response:
 
 async def create_session(request: web.Request) -> web.Response:
     """Open a session whose id the server chooses: a UUID of version 7, as hex."""
-    return await _open(request, _uuid7_hex(request.app[GATEWAY].clock.unix_s()), status=201)
+    gateway = request.app[GATEWAY]
+    _, scope = gateway.authenticate(lower_headers(request))
+    session = _uuid7_hex(gateway.clock.unix_s())
+    while gateway.siblings is not None and not gateway.siblings.owns(scope, session):
+        session = _uuid7_hex(gateway.clock.unix_s())
+    return await _open(request, session, status=201)
 
 
 async def put_session(request: web.Request) -> web.Response:

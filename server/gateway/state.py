@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -20,6 +21,9 @@ from .keys import ANYBODY, Tenant, find_tenant, presented_key, scope_of
 from .models import ModelIndex
 from .responses import ResponseHomes
 from .upstream import Connections, Upstream
+
+if TYPE_CHECKING:
+    from .siblings import Siblings
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +54,7 @@ class Gateway:
     models: ModelIndex
     bodies: BodyRoom
     book: CallBook | None = None
+    siblings: Siblings | None = None  # of several gateway processes on one address
     #: Told that a call is over, which ``place`` was asked about any number of times, even none.
     call_over: Callable[[str], None] = lambda _: None
     flights: dict[str, Flight] = field(default_factory=dict)
@@ -59,6 +64,10 @@ class Gateway:
     def count(self, what: str) -> None:
         """Add one to a counter of the gateway."""
         self.counts[what] = self.counts.get(what, 0) + 1
+
+    def new_call_id(self) -> str:
+        """Return an id for a call."""
+        return secrets.token_hex(12) if self.siblings is None else self.siblings.new_call_id()
 
     def authenticate(self, headers: Mapping[str, str]) -> tuple[Tenant, str]:
         """Return whose request it is, and the scope of its ids.

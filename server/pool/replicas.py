@@ -57,6 +57,8 @@ class Pool:
         self._failed = asyncio.Event()
         self._ready = asyncio.Event()
         self._is_stopping = False
+        #: Called when an engine has come, has gone, or is in another state.
+        self.on_change: Callable[[], None] = lambda: None
 
     def all(self) -> Sequence[PooledEngine]:
         """Return every engine, in the order they were added."""
@@ -87,6 +89,7 @@ class Pool:
             raise ValueError(f"a pool holds at most {ENGINES_MAX} engines")
         self._engines[engine.engine_id] = engine
         engine.on_state = self._note_state
+        self.on_change()
         self._lives[engine.engine_id] = asyncio.create_task(
             self._live(engine, delay_s), name=f"engine {engine.engine_id}"
         )
@@ -108,6 +111,7 @@ class Pool:
         await asyncio.wait((self._lives[engine_id],))
         del self._engines[engine_id], self._lives[engine_id]
         self._given_up.pop(engine_id, None)
+        self.on_change()
 
     async def failed(self) -> str:
         """Return, when every engine has been given up, why."""
@@ -134,6 +138,7 @@ class Pool:
     def _note_state(self, engine: PooledEngine) -> None:
         if engine.state is EngineState.READY:
             self._ready.set()
+        self.on_change()
 
     async def _live(self, engine: PooledEngine, delay_s: float) -> None:
         """Run one engine's life and note how it ended."""
