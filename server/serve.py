@@ -32,6 +32,7 @@ from .gateway.admin import AdminSite, check_admin
 from .gateway.app import make_runner
 from .gateway.backend import state_or_default
 from .gateway.dashboard.pages import Dashboard
+from .gateway.dashboard.programs import ProgramPages
 from .gateway.fleet_admin import FleetAdmin
 from .gateway.metrics_page import MetricsPage
 from .gateway.redistribute import redistribute
@@ -145,8 +146,9 @@ class Server:
         return status
 
     def _add_dashboard(self, admin: AdminSite, gateway: Gateway) -> None:
-        """Add the dashboard, where the programs are in this process."""
+        """Add the dashboard, or where the programs are in other processes what those tell of it."""
         if isinstance(self._fleet, SpreadFleet):
+            admin.add(ProgramPages.of(gateway).routes())
             return
         book = gateway.book
         calls_of = book.log.of_program if book is not None else lambda _: ()
@@ -198,7 +200,7 @@ class Server:
         _log.info("ready: OPENAI_BASE_URL=%s/v1 (policy %s)", url, self._config.serve.policy)
         _log.info("next: OPENAI_BASE_URL=%s/v1 autellix run your_agent.py", url)
         if isinstance(self._fleet, SpreadFleet):
-            _log.info("look: %s/metrics", self._admin_url)
+            _log.info("look: autellix programs, %s/metrics", self._admin_url)
         elif self._admin_url:
             _log.info("look: %s/dashboard, autellix top, %s/metrics", *[self._admin_url] * 2)
 

@@ -35,6 +35,10 @@ HEAD_BYTES_MAX: Final = 16 << 10
 HEAD_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75.0
 AHEAD_BYTES_MAX: Final = 64 << 10
+#: A connection of several programs is rather forwarded than moved to and fro: a move costs more
+#: than a forwarded call, though not than a forwarded stream.
+PATIENCE: Final = 2
+_STREAM: Final = b'"stream"'
 ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 _LINES: Final = re.compile(
     rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*(?:\r\n|\Z))+\Z"
@@ -91,9 +95,9 @@ class Front(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_asking", "_buffer", "_closing", "_deadline_s", "_drained", "_gateway", "_held_bytes",
-        "_is_counted", "_is_full", "_listener", "_loop", "_reading", "_task", "_timer",
-        "_transport", "was_connected",
+        "_asking", "_astray", "_buffer", "_closing", "_deadline_s", "_drained", "_gateway",
+        "_held_bytes", "_is_counted", "_is_full", "_listener", "_loop", "_patience", "_reading",
+        "_task", "_timer", "_transport", "was_connected",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +119,8 @@ class Front(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._deadline_s = 0.0
         self._held_bytes = 0  # room that the body takes
+        self._astray = 0  # calls in a row of programs that another process owns
+        self._patience = PATIENCE if first else 0  # so many are forwarded before it moves
         self._is_full = self._closing = False
         self._reading = True
         self._is_counted = is_counted
@@ -224,6 +230,12 @@ class Front(asyncio.Protocol):
             return
         if there < asking.body_end:
             return
+        if (
+            self._astray
+            and _STREAM in self._buffer
+            and self._move(asking.request.headers, asking.scope)
+        ):
+            return
         body = bytes(self._buffer[asking.body_start : asking.body_end])
         self._cut(asking.body_end)
         self._asking = None
@@ -284,7 +296,7 @@ class Front(asyncio.Protocol):
             return None
         tenant, scope = self._gateway.authenticate(headers)
         assert self._transport is not None
-        if self._gateway.siblings is not None and self._move(headers, scope):
+        if self._is_astray(headers, scope) and self._move(headers, scope):
             return None
         request = ClientRequest(
             gateway=self._gateway, method="POST", path=path, target=path, headers=headers,
@@ -296,8 +308,19 @@ class Front(asyncio.Protocol):
             self._set_timer()
         return asking
 
+    def _is_astray(self, headers: Mapping[str, str], scope: str) -> bool:
+        """Return whether the connection is to go on at the process that owns the program."""
+        siblings = self._gateway.siblings
+        if siblings is None:
+            return False
+        if siblings.owner_by_headers(headers, scope) is None:
+            self._astray, self._patience = 0, PATIENCE
+            return False
+        self._astray += 1
+        return self._astray > self._patience
+
     def _move(self, headers: Mapping[str, str], scope: str) -> bool:
-        """Let the process that owns the program go on with the connection, if it is another."""
+        """Let the process that owns the program go on; return whether it does."""
         siblings, transport = self._gateway.siblings, self._transport
         assert siblings is not None
         assert transport is not None
@@ -305,7 +328,8 @@ class Front(asyncio.Protocol):
         if owner is None or not siblings.mover.move(owner, transport, bytes(self._buffer)):
             return False  # the relay forwards the call
         self._gateway.count("connections moved")
-        self._buffer = b""
+        self._asking, self._buffer = None, b""
+        self._let_go()
         transport.abort()  # which closes our end of it only
         return True
 

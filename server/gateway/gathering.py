@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-ROWS_MAX: Final = 2_000  # of each list, as of each process
-#: By list: what its rows are ordered by, newest last or, for calls, first.
-_ORDERS: Final = {"programs": ("age_s", True), "sessions": ("age_s", True),
-                  "calls": ("begun_s", True)}  # fmt: skip
+#: Of each list the field by which its rows come, and whether the largest is first.
+_ORDERS: Final = {"sessions": ("age_s", True), "calls": ("begun_s", True)}
 
 
 def gathered(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -36,13 +34,19 @@ def _joined(name: str, values: Sequence[Any]) -> Any:
         return gathered(values)
     if isinstance(first, list):
         rows = [row for value in values for row in value]
-        if name in _ORDERS:
-            field, is_down = _ORDERS[name]
-            rows.sort(key=lambda row: row[field], reverse=is_down)
-        return rows[:ROWS_MAX] if name == "calls" else rows[-ROWS_MAX:]
+        field, is_down = _order_of(name, rows)
+        return sorted(rows, key=lambda row: row[field], reverse=is_down) if field else rows
+    if name == "now_s":
+        return max(values)
     if isinstance(first, int | float) and not isinstance(first, bool):
         return sum(values)
     return first
+
+
+def _order_of(name: str, rows: Sequence[Any]) -> tuple[str, bool]:
+    if name == "programs" and rows:  # for people the newest come first, with a time and no age
+        return ("age_s", True) if "age_s" in rows[0] else ("arrival_s", True)
+    return _ORDERS.get(name, ("", False))
 
 
 def _by_tenant(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

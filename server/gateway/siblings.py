@@ -2,11 +2,12 @@
 
 Theory of operation. Each program is owned by one process, which follows from its id (see
 `server.ownership`): its row in the table, its placement and its service are there and nowhere else.
-A call whose head names a program of another process goes there with its connection (see `moving`).
-Any other request that is another's, since its body says so, or since aiohttp has read it, is
-forwarded: to the owner's unix socket in the server's private folder, where a process serves what
-the public socket serves. The answer is passed as an engine's is, so a client that hangs up cancels
-the call there. A request that comes by the private socket is never forwarded again.
+A call whose head names a program of another process goes there with its connection (see `moving`),
+unless that carries several programs' calls in turn. Any other request that is another's, since its
+body says so, or since aiohttp has read it, is forwarded: to the owner's unix socket in the server's
+private folder, where a process serves what the public socket serves. The answer is passed as an
+engine's is, so a client that hangs up cancels the call there. A request that comes by the private
+socket is never forwarded again.
 
 What is about everybody's programs is asked of all processes and put together. The server's own
 process, which owns the pool and the admin site, is one more of these: it owns no program.
@@ -33,6 +34,7 @@ from ..ownership import RANGE, owned_digits, owner_of_id, owner_of_response, own
 from ..types import EngineAddress
 from . import admin, calls, sessions
 from .client import CallError, GatewayClient
+from .dashboard import login, programs
 from .errors import EngineBroken, NotFound
 from .explain import Handler
 from .gathering import gathered
@@ -54,11 +56,18 @@ _RESPONSE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _HOP: Final = "x-autellix-hop"  # by the private socket only: what a sibling says of the asker
 _SESSION: Final = wire.SESSION.lower()
 _HEARTBEAT: Final = f"{wire.API_PREFIX}/sessions/heartbeat"
+_PROGRAMS: Final = f"{login.PATH}/programs"
+_PROGRAM: Final = f"{login.PATH}/programs/{{program_id}}"
 #: Asked of everybody.
 GATHERED: Final = frozenset(
     f"{wire.API_PREFIX}/{name}"
     for name in ("programs", "sessions", "calls", "engines", "admin/status")
-)
+) | {_PROGRAMS}
+#: Lists of which as many rows come as are asked for.
+_LIMITED: Final = {
+    f"{wire.API_PREFIX}/calls": ("calls", calls.ROWS_MAX),
+    _PROGRAMS: ("programs", programs.ROWS_MAX),
+}
 #: Not forwarded: hop by hop, or no longer so.
 _DROPPED: Final = frozenset(
     (
@@ -125,6 +134,8 @@ class Siblings:
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Add what only siblings may ask."""
         router.add_get(f"{admin.API}/status", admin.status)
+        router.add_get(_PROGRAMS, _list_programs)
+        router.add_get(_PROGRAM, _show_program)
         router.add_get(f"{INTERNAL}/metrics", self._metrics)
         router.add_get(f"{INTERNAL}/homes/{{home}}", self._home)
 
@@ -214,12 +225,14 @@ class Siblings:
             if _HOP in request.headers:
                 request[ADMIN] = True
             return await handler(request)
-        if self.index is not None and where.startswith((INTERNAL, admin.API)):
+        if self.index is not None and where.startswith((INTERNAL, admin.API, login.PATH)):
             raise NotFound(f"{request.method} {request.path[:256]}: Not Found")
         if where in GATHERED and request.method == "GET":
             return await self._gather(request, handler)
         if where == "/metrics":
             return await self._all_metrics(request, handler)
+        if where == _PROGRAM:
+            return await self._find(request, handler)
         if where == _HEARTBEAT:
             return await self._heartbeat(request)
         owner = self._owner_by_path(request)
@@ -275,11 +288,18 @@ class Siblings:
         assert isinstance(own.body, bytes)
         parts = [orjson.loads(own.body), *(a for a in answers.values() if a is not None)]
         document = gathered(parts)
-        if "calls" in document:
-            del document["calls"][int(request.query.get("limit", calls.ROWS_MAX)) :]
+        if (limited := _LIMITED.get(request.path)) is not None:  # each has kept to it
+            name, rows_max = limited
+            del document[name][int(request.query.get("limit", rows_max)) :]
         if missing := [n for n, answer in answers.items() if answer is None]:
             document["gateways_missing"] = missing
         return _answer(document)
+
+    async def _find(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return what the first says that knows something; if none does the handler says so."""
+        answers = await self._ask_others(request.raw_path, {})
+        found = next((answer for answer in answers.values() if answer is not None), None)
+        return await handler(request) if found is None else _answer(found)
 
     async def _all_metrics(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Put the metrics of all processes together; a label says whose each one is."""
@@ -301,16 +321,15 @@ class Siblings:
         client = ClientRequest.of_web(request)
         gateway = client.gateway
         _, scope = gateway.authenticate(client.headers)
-        body = await read_body(request, sessions.BODY_BYTES_MAX, gateway.config.slow_body_s)
+        limit_bytes = sessions.HEARTBEAT_BYTES_MAX
+        body = await read_body(request, limit_bytes, gateway.config.slow_body_s)
         ids = parse_body(body).get("ids") if body else None
         if (
             not isinstance(ids, list)
             or len(ids) > sessions.IDS_MAX
-            or not all(isinstance(i, str) for i in ids)
-        ):
-            return Passed(
-                await self.forward(client, self.index or 0, body)
-            )  # it says what is wrong
+            or not all(isinstance(i, str) and wire.is_valid_id(i) for i in ids)
+        ):  # anybody says what is wrong with it
+            return Passed(await self.forward(client, self.index or 0, body))
         owned: dict[int, list[str]] = {}
         for session in ids:
             owned.setdefault(owner_of_session(scope, session, self.count), []).append(session)
@@ -340,6 +359,14 @@ class Siblings:
                 "session": found.program_session,
             }
         )
+
+
+async def _list_programs(request: web.Request) -> web.Response:
+    return await programs.ProgramPages.of(request.app[GATEWAY]).list_programs(request)
+
+
+async def _show_program(request: web.Request) -> web.Response:
+    return await programs.ProgramPages.of(request.app[GATEWAY]).show_program(request)
 
 
 def is_from_sibling(request: web.Request) -> bool:

@@ -137,6 +137,7 @@ class SpreadFleet(Fleet):
         assert self.keeper is not None
         await super().first_ready()
         await self.keeper.first_ready()
+        await self.settled()
 
     async def stop_gateways(self, is_hurried: Callable[[], bool]) -> None:
         """End the gateway processes."""

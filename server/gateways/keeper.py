@@ -34,6 +34,7 @@ _log = logging.getLogger("autellix.gateways")
 
 BACKLOG: Final = 1024
 SILENT_TICKS: Final = 30
+START_TICKS: Final = 300
 END_S: Final = 15.0  # a process that was told to stop has so long
 _TICK_S: Final = 1.0
 _LOOK_S: Final = 0.1
@@ -274,7 +275,8 @@ class Keeper:
                 if child.link is None:
                     continue
                 child.silent_ticks += 1
-                if child.silent_ticks > SILENT_TICKS or child.link.is_stuck:
+                limit = SILENT_TICKS if child.is_ready else START_TICKS
+                if child.silent_ticks > limit or child.link.is_stuck:
                     _log.error("gateway %d does not answer and is killed", child.setup.index)
                     child.kill()
 

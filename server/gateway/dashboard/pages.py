@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.resources
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from ... import views
-from ...call_log import CallRecord
 from ..admin import AdminRoute, AdminSite
 from ..errors import BadRequest, Busy, NotFound, Unauthorized
 from ..request import read_body
@@ -25,10 +24,8 @@ from ..state import Gateway
 from ..tasks import keep_running
 from .feed import LiveFeed, TooManyViewers
 from .login import COOKIE, LASTS_S, PATH, Login, secret_for
+from .programs import CallsOf, ProgramPages, answer_json
 
-ROWS_MAX: Final = 10_000
-CALLS_MAX: Final = 1_000  # of one program
-CALLS_AT_ONCE: Final = 100  # a row takes some 25 µs to make
 LOGIN_BYTES_MAX: Final = 4096
 SLOW_VIEWER_S: Final = 10.0  # that one message may take
 _HEADERS: Final = {
@@ -43,8 +40,6 @@ _HEADERS: Final = {
 _TYPES: Final = {
     "html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml",
 }  # fmt: skip
-
-CallsOf = Callable[[str], Sequence[CallRecord]]
 
 
 class Dashboard:
@@ -84,9 +79,8 @@ class Dashboard:
             AdminRoute("POST", f"{PATH}/login", self._log_in, is_open=True),
             AdminRoute("POST", f"{PATH}/logout", self._log_out, is_open=True),
             AdminRoute("GET", f"{PATH}/live", self._live),
-            AdminRoute("GET", f"{PATH}/programs", self._programs),
-            AdminRoute("GET", f"{PATH}/programs/{{program_id}}", self._program),
             AdminRoute("GET", f"{PATH}/engines", self._engines),
+            *ProgramPages(self._gateway, self._calls_of).routes(),
         ]
 
     async def _run(self, _app: web.Application) -> AsyncIterator[None]:
@@ -121,7 +115,7 @@ class Dashboard:
 
     async def _session(self, request: web.Request) -> web.Response:
         """Say whether this browser is let in, and whether there is room for a viewer."""
-        return _answer({"signed_in": self.login.lets_in(request), "full": self.feed.is_full})
+        return answer_json({"signed_in": self.login.lets_in(request), "full": self.feed.is_full})
 
     async def _log_in(self, request: web.Request) -> web.Response:
         """Give a cookie for an admin key."""
@@ -173,45 +167,6 @@ class Dashboard:
                     request.transport.abort()
             return response
 
-    async def _programs(self, request: web.Request) -> web.Response:
-        """Return rows of the newest programs, with the fields' names."""
-        limit = _limit(request)
-        table, now_s = self._gateway.table, self._gateway.clock.now_s()
-        rows = []
-        for program in list(table.programs())[: -limit - 1 : -1]:
-            rows.append(views.as_dict(views.row_of(program, now_s)))
-            if len(rows) % 250 == 0:
-                await asyncio.sleep(0)  # calls go on meanwhile
-        return _answer(
-            {
-                "now_s": now_s,
-                "total": len(table),
-                "calls_in_flight": table.in_flight,
-                "programs": rows,
-            }
-        )
-
-    async def _program(self, request: web.Request) -> web.Response:
-        """Return one program with its threads and calls; see `views.find_program`."""
-        now_s = self._gateway.clock.now_s()
-        wanted = request.match_info["program_id"][:256]
-        program = views.find_program(self._gateway.table, wanted)
-        if program is None:
-            raise NotFound(f"program: {wanted!r} is not in the table", param="program")
-        records = self._calls_of(program.program_id)[-CALLS_MAX:]
-        calls: list[dict[str, Any]] = []
-        for start in range(0, len(records), CALLS_AT_ONCE):
-            calls += (record.view(now_s) for record in records[start : start + CALLS_AT_ONCE])
-            await asyncio.sleep(0)  # calls go on meanwhile
-        return _answer(
-            {
-                "now_s": now_s,
-                "row": views.as_dict(views.row_of(program, now_s)),
-                "program": program.view(now_s),
-                "calls": calls,
-            }
-        )
-
     async def _engines(self, _request: web.Request) -> web.Response:
         """Return the engines, the queues of the last minutes and the fairness."""
         now_s = self._gateway.clock.now_s()
@@ -219,22 +174,7 @@ class Dashboard:
         rates = {row["engine"]: row.get("steps_per_s") for row in self.feed.engines}
         for row in rows:
             row["steps_per_s"] = rates.get(row["engine"])
-        return _answer({"now_s": now_s, "engines": rows, "samples": list(self.feed.samples)})
-
-
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", str(ROWS_MAX))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= ROWS_MAX):
-        raise BadRequest(f"limit: {text[:32]!r} is not allowed; allowed is 1 to {ROWS_MAX}")
-    return int(text)
-
-
-def _answer(document: Mapping[str, Any]) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(document),
-        content_type="application/json",
-        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
-    )
+        return answer_json({"now_s": now_s, "engines": rows, "samples": list(self.feed.samples)})
 
 
 def _read_files() -> list[tuple[str, tuple[bytes, str]]]:
