@@ -374,7 +374,8 @@ def _send(
 ) -> None:
     """Send a request, and have the answer passed as the client wants its receipt."""
     if receipt is None:
-        upstream.send(payload, sink, head, dechunk=request.old)
+        bodiless = request.method == "HEAD"
+        upstream.send(payload, sink, head, dechunk=request.old, bodiless=bodiless)
         return
     full = receipt.is_full and not request.old
     streamed = receipt.record.streamed

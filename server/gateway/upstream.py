@@ -90,7 +90,7 @@ class Upstream(asyncio.Protocol):
         self._keep = False
         self._sized = False
         self._full = False
-        self._dechunk = False
+        self._dechunk = self._bodiless = False
         self._late_head: Callable[[], bytes] | None = None
         self._hold = self._is_held = False
         self._append = self._is_stream = self._is_chunked = False
@@ -109,6 +109,7 @@ class Upstream(asyncio.Protocol):
         *,
         late_head: Callable[[], bytes] | None = None,
         dechunk: bool = False,
+        bodiless: bool = False,
         hold_head: bool = False,
         append: bool = False,
     ) -> None:
@@ -120,13 +121,14 @@ class Upstream(asyncio.Protocol):
             extra_head: Header lines to add to the answer, each with its line end.
             late_head: Asked for more header lines when the head passes.
             dechunk: The client speaks HTTP/1.0: no chunks, and the end is the close.
+            bodiless: The request is a HEAD: the answer ends with its head, whatever that says.
             hold_head: Let `wait` return when the head is there, and pass it at `release_head`.
             append: Leave the end of an event stream to `finish`; not together with ``dechunk``.
         """
         assert self._transport is not None, "not connected"
         assert self._sink is None, "one message at a time"
         self._reset(extra_head)
-        self._dechunk = dechunk
+        self._dechunk, self._bodiless = dechunk, bodiless
         self._late_head = late_head
         self._hold, self._append = hold_head, append
         self._sink = sink
@@ -322,6 +324,7 @@ class Upstream(asyncio.Protocol):
         skip = (*HOP, b"transfer-encoding:") if self._dechunk else HOP
         kept = [line for line in lines if not line[:20].lower().startswith(skip)]
         self._head_sent, self._head = True, b""
+        self._complete |= self._bodiless
         self.ends_by_close = not (self._sized or self._complete)
         self.head_at_s = time.monotonic()
         extra = self._extra_head

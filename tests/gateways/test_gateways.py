@@ -111,6 +111,21 @@ def test_what_is_no_plain_call_reaches_the_owner(rig: Rig):
         assert session not in rig.sessions_at(1 - owner)
 
 
+def test_a_head_of_anothers_session_ends_with_its_head(rig: Rig):
+    """Its answer says how long a body would be, and there is none."""
+    for owner in OWNERS:
+        session = session_of(owner, "headless")
+        assert rig.call(session).status == 200
+        for _ in range(4):  # at any process
+            connection = rig.server.connection(LIMIT_S)
+            for _ in range(2):
+                connection.request("HEAD", f"{API}/sessions/{session}")
+                response = connection.getresponse()
+                assert (response.status, response.read()) == (200, b"")
+                assert int(response.headers["content-length"]) > 0
+            connection.close()
+
+
 @pytest.mark.parametrize("way", ["header", "body"])
 def test_a_client_that_hangs_up_cancels_its_call_at_the_owner(rig: Rig, way: str):
     """The engine's call ends, and the owner counts none in flight."""
