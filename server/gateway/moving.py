@@ -16,9 +16,7 @@ waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import mmap
 import os
 import socket
 from typing import TYPE_CHECKING, Final
@@ -33,6 +31,7 @@ _log = logging.getLogger(__name__)
 INLINE_BYTES: Final = 32 << 10
 PACKETS_AT_ONCE: Final = 32  # taken before calls may go on
 TAKING_MAX: Final = 4096  # connections that have come and have not begun
+PAUSE_S: Final = 1.0  # when this process has no file left for another sender
 
 
 def arrival_path(folder: str, index: int) -> str:
@@ -59,10 +58,12 @@ class Mover:
             or transport.get_write_buffer_size()
         ):
             return False
+        was_reading = transport.is_reading()
         transport.pause_reading()  # whatever comes now is for the other
         if self._send(owner, peer.fileno(), data):
             return True
-        transport.resume_reading()
+        if was_reading:  # else its client has sent too much ahead
+            transport.resume_reading()
         return False
 
     def close(self) -> None:
@@ -125,11 +126,14 @@ class Arrivals:
         self._server = server
         self._senders: set[socket.socket] = set()
         self._taking: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self._listen()
 
     async def close(self) -> None:
         """Take no more."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         for sender in list(self._senders):
@@ -138,12 +142,22 @@ class Arrivals:
             task.cancel()
         await asyncio.gather(*self._taking, return_exceptions=True)
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             sender, _ = self._listener.accept()
-            sender.setblocking(False)
-            self._senders.add(sender)
-            self._loop.add_reader(sender.fileno(), self._receive, sender)
+        except BlockingIOError:
+            return
+        except OSError as error:  # it would be told of the same sender again, and at once
+            _log.warning("no process can hand connections over for now: %s", error)
+            self._loop.remove_reader(self._listener.fileno())
+            self._pause = self._loop.call_later(PAUSE_S, self._listen)
+            return
+        sender.setblocking(False)
+        self._senders.add(sender)
+        self._loop.add_reader(sender.fileno(), self._receive, sender)
 
     def _drop(self, sender: socket.socket) -> None:
         self._loop.remove_reader(sender.fileno())
@@ -153,21 +167,23 @@ class Arrivals:
     def _receive(self, sender: socket.socket) -> None:
         for _ in range(PACKETS_AT_ONCE):
             try:
-                data, files, _, _ = socket.recv_fds(
+                data, files, flags, _ = socket.recv_fds(
                     sender, INLINE_BYTES + 1, 2, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
             except OSError:
-                data, files = b"", []
+                data, files, flags = b"", [], 0
             if not data:  # that process has ended
                 self._drop(sender)
                 return
-            self._take(data, files)
+            if not files or flags & socket.MSG_CTRUNC:  # this process has no room for another file
+                for file in files:
+                    os.close(file)  # and the connection is closed by that
+            else:
+                self._take(data, files)
 
     def _take(self, data: bytes, files: list[int]) -> None:
-        if not files:
-            return  # this process has no room for another file: the connection is closed by that
         connection = socket.socket(fileno=files[0])
         if len(files) > 1:
             data = _read_file(files[1])
@@ -189,8 +205,6 @@ class Arrivals:
 
 
 def _read_file(file: int) -> bytes:
-    try:
-        with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as content:
-            return content[:]
-    finally:
-        os.close(file)
+    with os.fdopen(file, "rb", buffering=0) as content:  # no file more, of which there may be none
+        content.seek(0)
+        return content.read()
