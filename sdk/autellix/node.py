@@ -55,8 +55,11 @@ def encode(label: str) -> str | None:
 
     >>> encode("plan the route")
     'plan%20the%20route'
+    >>> encode("caf" + chr(0xDCE9))
+    'caf%3F'
     """
     from urllib.parse import quote
 
-    value = quote(label, safe=":|/.-_~")
+    # a file's name, say, may have halves of characters, which have no bytes of their own
+    value = quote(label, safe=":|/.-_~", errors="replace")
     return value if len(value) <= wire.VALUE_BYTES_MAX else None

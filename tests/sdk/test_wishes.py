@@ -89,12 +89,14 @@ def test_a_kind_is_the_name_that_the_user_gives(talk: Talk):
         talk.ask("no kind")
     with autellix.session("é" * 100):
         talk.ask("too long")
+    with autellix.session(b"caf\xe9".decode(errors="surrogateescape")):
+        talk.ask("half a character")
     handle = autellix.start_session("notebook")
     talk.ask("handle")
     handle.end()
     assert said(talk, wire.KIND) == {
         "function": None, "decorator": "tour", "block": "trip%20to%20K%C3%B6ln", "kind": "trip",
-        "no kind": None, "too long": None, "handle": "notebook",
+        "no kind": None, "too long": None, "half a character": "caf%3F", "handle": "notebook",
     }  # fmt: skip
 
 
