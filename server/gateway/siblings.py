@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 INTERNAL: Final = f"{wire.API_PREFIX}/internal"
 ASK_S: Final = 10.0  # a process that takes longer is left out
+METRICS_S: Final = 4.0  # a scraper gives up by itself, mostly after 10 s, and has nothing then
 ASKED_AT_ONCE: Final = 64
 GATEWAY_LABEL: Final = "gateway"
 POOL_LABEL: Final = "pool"  # the server's own process
@@ -259,21 +260,29 @@ class Siblings:
     # asking
 
     async def _ask(
-        self, index: int, method: str, path: str, document: Any, headers: Mapping[str, str]
+        self,
+        index: int,
+        method: str,
+        path: str,
+        document: Any,
+        headers: Mapping[str, str],
+        limit_s: float | None = None,
     ) -> dict[str, Any] | None:
         """Return what a process says; None: nothing, or no."""
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(ASK_S if limit_s is None else limit_s):
                 return await self._clients[index].whole(method, path, document, headers)
         except (CallError, TimeoutError) as error:
             _log.debug("gateway %d did not answer %s: %r", index, path, error)
             return None
 
     async def _ask_others(
-        self, path: str, headers: Mapping[str, str]
+        self, path: str, headers: Mapping[str, str], limit_s: float | None = None
     ) -> dict[int, dict[str, Any] | None]:
         others = [n for n in range(self.count) if n != self.index]
-        answers = await asyncio.gather(*(self._ask(n, "GET", path, None, headers) for n in others))
+        answers = await asyncio.gather(
+            *(self._ask(n, "GET", path, None, headers, limit_s) for n in others)
+        )
         return dict(zip(others, answers, strict=True))
 
     async def _gather(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -308,7 +317,8 @@ class Siblings:
         assert isinstance(own.body, bytes)
         name = POOL_LABEL if self.index is None else str(self.index)
         texts = {name: own.body.decode()}
-        for index, answer in (await self._ask_others(f"{INTERNAL}/metrics", {})).items():
+        answers = await self._ask_others(f"{INTERNAL}/metrics", {}, METRICS_S)
+        for index, answer in answers.items():
             if answer is not None:
                 texts[str(index)] = answer["text"]
         merged = metrics.merge(texts, GATEWAY_LABEL)

@@ -13,9 +13,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from autellix.server.clock import SystemClock
 from autellix.server.config import PoolConfig, ServeConfig
+from autellix.server.gateway import siblings
 from autellix.server.gateways import keeper
 from autellix.server.gateways.fleet import SpreadFleet
 from autellix.server.listeners import bind
@@ -178,6 +181,30 @@ async def test_a_process_that_stands_still_is_started_again(
                     continue
                 break
         assert rig.pids()[1] != before[1]
+
+
+async def test_figures_come_though_a_process_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without its own: a scraper that waits for it as long as people may would have none."""
+    monkeypatch.setattr(siblings, "ASK_S", 1e6)
+    monkeypatch.setattr(siblings, "METRICS_S", 0.1)
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(siblings.private_path(str(tmp_path), 0))
+    silent.listen()
+    asker = siblings.Siblings(str(tmp_path), 1, None)
+    await asker.open()
+
+    async def own(_: web.Request) -> web.Response:
+        return web.Response(text="autellix_up 1\n", content_type="text/plain")
+
+    try:
+        request = make_mocked_request("GET", "/metrics")
+        page = await asyncio.wait_for(asker._all_metrics(request, own), LIMIT_S)
+        assert page.text == 'autellix_up{gateway="pool"} 1\n'
+    finally:
+        await asker.close()
+        silent.close()
 
 
 async def test_a_process_that_cannot_be_kept_alive_ends_the_server(
