@@ -38,12 +38,13 @@ from .dashboard import login, programs
 from .errors import EngineBroken, NotFound
 from .explain import Handler
 from .gathering import gathered
+from .keys import presented_key
 from .moving import Mover
 from .passage import Passage, Passed
 from .relay import pass_answer
 from .request import ClientRequest, parse_body, read_body
 from .responses import ResponseHome
-from .state import ADMIN, GATEWAY, Gateway, lower_headers
+from .state import ADMIN, ASKER_KEY, GATEWAY, Gateway, lower_headers
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ GATEWAY_LABEL: Final = "gateway"
 POOL_LABEL: Final = "pool"  # the server's own process
 _RESPONSE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _HOP: Final = "x-autellix-hop"  # by the private socket only: what a sibling says of the asker
+_HOP_KEY: Final = "x-autellix-hop-key"  # likewise: the asker's key, as `_credentials` writes it
 _SESSION: Final = wire.SESSION.lower()
 _HEARTBEAT: Final = f"{wire.API_PREFIX}/sessions/heartbeat"
 _PROGRAMS: Final = f"{login.PATH}/programs"
@@ -73,7 +75,7 @@ _LIMITED: Final = {
 _DROPPED: Final = frozenset(
     (
         "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
-        "upgrade", "host", "content-length", "content-encoding", "expect", _HOP,
+        "upgrade", "host", "content-length", "content-encoding", "expect", _HOP, _HOP_KEY,
     )
 )  # fmt: skip
 
@@ -225,6 +227,8 @@ class Siblings:
         if is_from_sibling(request):
             if _HOP in request.headers:
                 request[ADMIN] = True
+            if (key := request.headers.get(_HOP_KEY)) is not None:
+                request[ASKER_KEY] = key.encode("latin-1").decode("utf-8", "surrogateescape")
             return await handler(request)
         if self.index is not None and where.startswith((INTERNAL, admin.API, login.PATH)):
             raise NotFound(f"{request.method} {request.path[:256]}: Not Found")
@@ -401,8 +405,15 @@ def _as_forwarded(client: ClientRequest, body: bytes, *, is_admin: bool) -> byte
 
 
 def _credentials(request: web.Request) -> dict[str, str]:
-    names = ("authorization", "x-api-key")
-    return {name: request.headers[name] for name in names if name in request.headers}
+    """Return what tells another process whose request it is.
+
+    A key may be any bytes, while our client sends text as UTF-8 and drops what is none: so each
+    byte goes as a character.
+    """
+    key = presented_key(lower_headers(request))
+    if key is None:
+        return {}
+    return {_HOP_KEY: key.encode("utf-8", "surrogateescape").decode("latin-1")}
 
 
 def _answer(document: Mapping[str, Any]) -> web.Response:

@@ -101,9 +101,13 @@ class Gateway:
 
 GATEWAY: Final = web.AppKey("gateway", Gateway)
 ADMIN: Final = web.RequestKey("admin", bool)  # it has shown the admin key
+ASKER_KEY: Final = web.RequestKey("asker's key", str)  # of whom another process asks for
 BODY_BYTES: Final = web.RequestKey("body bytes", int)  # room that its body takes
 
 
 def lower_headers(request: web.BaseRequest) -> dict[str, str]:
     """Return a request's headers by lower-case name; of a repeated one the last."""
-    return {name.lower(): value for name, value in request.headers.items()}
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    if (key := request.get(ASKER_KEY)) is not None:
+        headers["x-api-key"] = key
+    return headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -192,6 +193,33 @@ def test_a_heartbeat_is_for_sessions_of_all_processes(rig: Rig):
         assert refused.json["error"]["param"] == "ids"
     many = [f"{'x' * 100}-{n}" for n in range(5_000)]
     assert rig.server.ask("POST", url, {"ids": many}).json["unknown"] == many
+
+
+@pytest.mark.parametrize("key", [b"plain", "clé".encode(), b"cl\xe9", b"cl\xff\xfe", b"cl"])
+def test_all_processes_know_whose_a_request_is(rig: Rig, key: bytes):
+    """By the key's bytes, text or not, and of two that are said by the same one."""
+    names = sorted(f"whose-{n}" for n in range(8))
+    said = [("Authorization", b"Bearer other"), ("Authorization", b"Bearer " + key)]
+
+    def ask(method: str, path: str, document: object = None) -> Any:
+        connection = rig.server.connection(LIMIT_S)
+        connection.putrequest(method, f"{API}/sessions{path}")
+        for name, value in said:
+            connection.putheader(name, value)
+        body = json.dumps(document).encode()
+        connection.putheader("Content-Length", len(body))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        connection.close()
+        assert response.status == 200, answer
+        return answer
+
+    for name in names:
+        ask("PUT", f"/{name}", {})
+    for _ in range(4):  # at any process
+        assert ask("POST", "/heartbeat", {"ids": [*names, "else"]})["unknown"] == ["else"]
+        assert sorted(row["session"] for row in ask("GET", "", {})["sessions"]) == names
 
 
 def test_lists_hold_what_all_processes_know(rig: Rig):
