@@ -325,6 +325,7 @@ async def pass_answer(
     payload: bytes,
     head: bytes,
     receipt: Receipt | None = None,
+    who: str = "engine",  # as it is counted if it dies
 ) -> Passage:
     """Send a request and pass its answer to the client; the connection is given back."""
     sink = request.transport
@@ -346,7 +347,7 @@ async def pass_answer(
             upstream.finish(receipt.comment())
     except Broken as error:
         gateway.engines.note_failure(engine.engine_id)
-        gateway.count("engine died")
+        gateway.count(f"{who} died")
         if not error.head_sent:
             broken = EngineBroken(f"engine {engine.engine_id} died under the call: {error}")
             broken.may_retry = error.by_engine

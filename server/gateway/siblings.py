@@ -199,7 +199,9 @@ class Siblings:
             raise GatewayBroken(f"{sibling.engine_id} does not accept connections") from None
         try:
             payload = _as_forwarded(client, body, is_admin=is_admin)
-            return await pass_answer(gateway, client, sibling, upstream, payload, b"")
+            return await pass_answer(
+                gateway, client, sibling, upstream, payload, b"", who="gateway"
+            )
         except EngineBroken:
             raise GatewayBroken(f"{sibling.engine_id} died under the call") from None
 
