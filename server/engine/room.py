@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
+from ..policy.adaptive import INSIDE
 from ..policy.base import Policy
 from ..policy.call import Call, Key
 from ..policy.config import PolicyConfig
@@ -124,7 +125,9 @@ class RoomMaker(AsyncScheduler):
         For policies that share out KV themselves: inside one level only slots are taken.
         """
         slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
-        if slots > 0 or self._tokens_wanted() >= self.max_num_scheduled_tokens:
+        if slots > 0 or self._best_waiting_level() != INSIDE:
+            return []
+        if self._tokens_wanted() >= self.max_num_scheduled_tokens:
             return []
         return self._relieve(slots, _displaces, _order)
 

@@ -134,7 +134,8 @@ class AdaptivePolicy:
             call.held_tokens = held
             work_s = own * token_s + held * context_s
             call.work_s += work_s
-            member = self._known(call)
+            member = call.program.member
+            assert isinstance(member, Member)
             member.work_s += work_s
             if member.work_s >= member.next_s:
                 moved = True
