@@ -161,7 +161,11 @@ def test_the_engine_core_killed_in_mid_stream(server: ServeProcess):
     before = engine_pids(server)
     with server.stream(LONG) as answer:
         waiting = Asking(server, LONG)  # second: the first is at its first token now
-        wait_until(lambda: in_flight(server) == 2, 30)
+        wait_until(
+            lambda: in_flight(server) == 2,
+            30,
+            what=lambda: f"{in_flight(server)} in flight, {waiting.reply}, {waiting.error!r}",
+        )
         os.kill(server.pid_of("engine core"), signal.SIGKILL)
         try:
             rest = answer.read()
