@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,29 @@ async def fake_engines(
     finally:
         for engine in engines:
             await engine.stop()
+
+
+@contextmanager
+def engine_in_thread(
+    folder: Path,
+) -> Iterator[tuple[FakeEngine, asyncio.AbstractEventLoop]]:
+    """Run an engine on a port, in a thread of its own; yield it and the loop that it is in."""
+    loop = asyncio.new_event_loop()
+    made: list[FakeEngine] = []
+    up, stop = threading.Event(), asyncio.Event()
+
+    async def main() -> None:
+        async with fake_engines(folder, 1, tcp=True) as engines:
+            made.extend(engines)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    try:
+        assert up.wait(30)
+        yield made[0], loop
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

@@ -7,13 +7,12 @@ import contextlib
 import http.client
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from autellix.server.ownership import owner_of_session
-from tests.gateway.fake_engine import FakeEngine, fake_engines
+from tests.gateway.fake_engine import FakeEngine, engine_in_thread
 from tests.processes import children_of
 from tests.serve_process import ServeProcess, UnixConnection, exchange, wait_until
 
@@ -152,25 +151,8 @@ class Connection:
 @contextlib.contextmanager
 def engine_thread(folder: Path) -> Iterator[Rig]:
     """Run the engine."""
-    loop = asyncio.new_event_loop()
-    made: list[FakeEngine] = []
-    up, stop = threading.Event(), asyncio.Event()
-
-    async def main() -> None:
-        async with fake_engines(folder, 1, tcp=True) as engines:
-            made.extend(engines)
-            up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    try:
-        assert up.wait(LIMIT_S)
-        yield Rig(made[0], loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+    with engine_in_thread(folder) as (made, loop):
+        yield Rig(made, loop)
 
 
 @contextlib.contextmanager

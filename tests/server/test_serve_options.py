@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from autellix.errors import ConfigError
 from autellix.server.gateway.backend import state_or_default
 from autellix.server.listeners import tls_context
 from autellix.server.server_config import keys_of
-from tests.gateway.fake_engine import FakeEngine, fake_engines
+from tests.gateway.fake_engine import FakeEngine, engine_in_thread
 from tests.serve_process import ServeProcess, wait_until
 
 
@@ -43,23 +41,8 @@ def certificate(authority: trustme.CA, tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[FakeEngine]:
     """A fake engine on a port, in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    made: list[FakeEngine] = []
-    up, stop = threading.Event(), asyncio.Event()
-
-    async def main() -> None:
-        async with fake_engines(tmp_path, 1, tcp=True) as engines:
-            made.extend(engines)
-            up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert up.wait(30)
-    yield made[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+    with engine_in_thread(tmp_path) as (made, _):
+        yield made
 
 
 async def test_tls_keys_admin_and_state_of_a_real_server(

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import re
 import signal
 import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from autellix.server import views_cli
 from autellix.server.admin_cli import ENV_KEY, ENV_URL
-from tests.gateway.fake_engine import FakeEngine, fake_engines
+from tests.gateway.fake_engine import engine_in_thread
 from tests.serve_process import ServeProcess, wait_until
 
 from .browser import Visit, chromium
 
 ADMIN_KEY = "an operator's key"
 ADMIN = f"ops:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"
-
-
-@contextlib.contextmanager
-def engine_elsewhere(folder: Path) -> Iterator[FakeEngine]:
-    """Run a fake engine on a port, in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    made: list[FakeEngine] = []
-    up, stop = threading.Event(), asyncio.Event()
-
-    async def main() -> None:
-        async with fake_engines(folder, 1, tcp=True) as engines:
-            made.extend(engines)
-            up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert up.wait(30)
-    try:
-        yield made[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
 
 
 def free_port() -> int:
@@ -63,7 +35,7 @@ def is_journaled(folder: Path, session: str) -> bool:
 def test_a_server_is_watched_killed_and_watched_again(tmp_path: Path, monkeypatch, capsys):
     """The page finds the way back by itself, with the programs of before; the terminal as well."""
     admin_port = free_port()
-    with engine_elsewhere(tmp_path) as engine, chromium() as browser:
+    with engine_in_thread(tmp_path) as (engine, _), chromium() as browser:
         arguments = (
             "--engine-url", f"http://127.0.0.1:{engine.address.port}", "--policy", "program",
             "--admin-port", str(admin_port), "--admin-keys", ADMIN,
