@@ -25,7 +25,7 @@ def srpt(run: CallRun) -> Key:
 
 def smith(run: CallRun) -> Key:
     """Order by remaining work x tokens: Smith's rule for the mean of response ÷ tokens."""
-    work = left_s(run) * run.program.program.output_tokens
+    work = left_s(run) * run.program.output_tokens
     return (work, run.program.arrival_s, run.arrival_s)
 
 

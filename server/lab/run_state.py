@@ -63,8 +63,8 @@ class ProgramRun:
 
     __slots__ = (
         "_children", "alone_s", "arrival_s", "calls_left", "content", "ended_s", "hit_tokens",
-        "left_s", "number", "program", "prompt_tokens", "service_s", "tool_s", "wait_s",
-        "waiting_parents", "work_s", "working_set_tokens",
+        "left_s", "number", "output_tokens", "program", "prompt_tokens", "service_s", "tool_s",
+        "wait_s", "waiting_parents", "work_s", "working_set_tokens",
     )  # fmt: skip
 
     def __init__(self, arrival: Arrival, content: ProgramContent, facts: ProgramFacts) -> None:
@@ -75,6 +75,7 @@ class ProgramRun:
         self.content: ProgramContent | None = content
         self.alone_s = facts.alone_s
         self.work_s = facts.work_s
+        self.output_tokens = facts.output_tokens
         self.working_set_tokens = facts.working_set_tokens
         self.left_s = sum(facts.work_s)
         self.calls_left = len(calls)
@@ -113,7 +114,7 @@ class ProgramRun:
 class ProgramFacts:
     """What is true of a program of the trace in every run of it; computed once per trace."""
 
-    __slots__ = ("alone_s", "children", "work_s", "working_set_tokens")
+    __slots__ = ("alone_s", "children", "output_tokens", "work_s", "working_set_tokens")
 
     def __init__(self, program: Program, profile: Profile, tool_s: Sequence[float]) -> None:
         calls = program.calls
@@ -137,6 +138,7 @@ class ProgramFacts:
             )
         self.alone_s = max(ends_s)
         self.working_set_tokens = working_set_tokens(program)
+        self.output_tokens = program.output_tokens
 
 
 def working_set_tokens(program: Program) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import capacity, cost_model, gate
+from .arms import CLAIRVOYANT
 from .cells import run_cells
 from .measure import MEASURED, Cell, Mode, Rule
 from .result_cache import ResultCache
@@ -71,6 +72,7 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print the highest rate that the clairvoyant reference sustains."""
     low, high = arguments.capacity[0], arguments.capacity[-1]
     cell = next(_cells(arguments))
+    members = arguments.policy or CLAIRVOYANT
 
     def run(cell: Cell) -> dict[str, Any]:
         ((result, took_s),) = run_cells([cell], results)
@@ -80,7 +82,7 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
 
     sys.stdout.write(_HEAD)
     try:
-        rate = capacity.reference_capacity(cell, run, low, high)
+        rate = capacity.reference_capacity(cell, run, low, high, members=members)
     except capacity.NotCrossedError as error:
         sys.stderr.write(f"autellix simulate: {error}\n")
         return 1
@@ -95,7 +97,7 @@ def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
         rule = rule.shortened(arguments.horizon)
     for rate in arguments.rate:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-            for arm, balancer in product(arguments.policy, arguments.balancer):
+            for arm, balancer in product(arguments.policy or ["fcfs"], arguments.balancer):
                 yield Cell(
                     trace=arguments.trace,
                     arm=arm,
@@ -122,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autellix simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", default="bfcl-gt", help="a set's name (autellix trace list) or a file")
-    add("--policy", type=_words, default=["fcfs"], help="policies, with commas between")
+    add("--policy", type=_words, help="policies, with commas between; fcfs if none is named")
     add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
     add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
     add("--engines", type=int, default=1, help="how many")
@@ -147,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="OUT", help="write the figures")
     add("--gate", action="store_true", help="run the gate set (gate.toml) instead")
     add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
-        "these that the clairvoyant reference sustains")  # fmt: skip
+        "these that the clairvoyant reference sustains, or that one of --policy does")  # fmt: skip
     add("--jobs", type=_count, default=1, metavar="N", help="run so many cells at once, each in a "
         "process of its own")  # fmt: skip
     add("--plot", type=Path, metavar="DIR", help="draw them")
