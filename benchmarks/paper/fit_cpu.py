@@ -18,9 +18,18 @@ from typing import Any
 BLOCK_TOKENS = 128
 SLOTS = 8
 CHUNK_TOKENS = 512
-CONTEXT_TOKENS = 2048
+CONTEXT_TOKENS = 8192
 KV_TOKENS = 20_480
-ROUNDS = ((1, 16, 24), (1, 400, 16), (2, 900, 16), (4, 64, 24), (8, 16, 24), (8, 500, 12))
+ROUNDS = (
+    (1, 16, 24),
+    (1, 400, 16),
+    (2, 900, 16),
+    (4, 64, 24),
+    (8, 16, 24),
+    (8, 500, 12),
+    (1, 4000, 16),
+    (2, 6000, 12),
+)
 
 
 def measure(model: str) -> list[tuple[Any, float, float]]:

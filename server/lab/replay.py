@@ -2,7 +2,9 @@
 
 Prompts have the trace's token counts and its real shared prefixes, mapped into the model's
 vocabulary; parents end before their children start; tools take their time. What a call generates
-is the model's own, so a child shares its parent's prompt but not its answer with the cache.
+is the model's own, and a prompt that goes on behind it has the very ids that the server gave back
+(vLLM's ``return_token_ids``), so that a child finds its parent's answer in the cache too. Where a
+server gives none back, the trace's ids stand there, and a child finds only the parent's prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .content import ProgramContent, Segments
+from .content import ProgramContent, Prompt, Segments, segment_tokens
 from .cost_model import Profile
 from .run_state import ProgramFacts
 from .trace import Call, Program
@@ -60,6 +62,38 @@ class ReplayedProgram:
     prompt_tokens: int = 0
     lost_calls: list[str] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
+
+
+class Answers:
+    """What a server really generated in one program, by the segment that it stands in.
+
+    Args:
+        to_id: From a token of a segment to one of the model's.
+    """
+
+    def __init__(self, to_id: Callable[[int], int]) -> None:
+        self._to_id = to_id
+        self._said: dict[int, tuple[int, list[int]]] = {}  # segment → (output's start, ids)
+
+    def put(self, prompt: Prompt, ids: list[int]) -> None:
+        """Keep what the call with this prompt generated."""
+        if ids:
+            self._said[prompt.segment] = (prompt.output_start, ids)
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's ids: what was said where it goes on behind it, else the trace's."""
+        left = len(prompt.tokens)
+        ids: list[int] = []
+        for segment, start, count in prompt.pieces:
+            stop = start + min(count, left)
+            output_start, said = self._said.get(segment, (stop, []))
+            plain_stop = min(stop, max(start, output_start))
+            ids += map(self._to_id, segment_tokens(segment, start, plain_stop))
+            answer = said[plain_stop - output_start : stop - output_start]
+            ids += answer
+            ids += map(self._to_id, segment_tokens(segment, plain_stop + len(answer), stop))
+            left -= stop - start
+        return ids
 
 
 class Replay:
@@ -117,11 +151,14 @@ class Replay:
         done = ReplayedProgram(program, arrival.number, begun_s, facts.alone_s)
         done.tool_s = sum(tool_s)
         content = ProgramContent(program, self._segments)
+        answers = Answers(self._id)
         finished = {call.id: asyncio.Event() for call in program.calls}
         with autellix.session(f"replay-{self._seed}-{arrival.number}", nested="new"):
             async with asyncio.TaskGroup() as group:
                 for place, call in enumerate(program.calls):
-                    group.create_task(self._call(done, content, call, tool_s[place], finished))
+                    group.create_task(
+                        self._call(done, content, answers, call, tool_s[place], finished)
+                    )
         if not done.lost_calls:
             done.ended_s = time.monotonic() - start_s
         return done
@@ -130,6 +167,7 @@ class Replay:
         self,
         done: ReplayedProgram,
         content: ProgramContent,
+        answers: Answers,
         call: Call,
         tool_s: float,
         finished: dict[int, asyncio.Event],
@@ -142,21 +180,29 @@ class Replay:
             await asyncio.sleep(tool_s)
         try:
             if not done.lost_calls:
-                tokens = content.begin(call).tokens
-                await self._send(done, call, tokens)
+                prompt = content.begin(call)
+                said = await self._send(done, call, answers.ids(prompt))
+                answers.put(prompt, said)
         except OpenAIError as error:
             done.lost_calls.append(f"program {done.number} call {call.id}: {error!r}"[:300])
         finally:
             finished[call.id].set()
             self._progress()
 
-    async def _send(self, done: ReplayedProgram, call: Call, tokens: list[int]) -> None:
+    def _id(self, token: int) -> int:
+        """Return the model's id for a token of a segment; each round has others."""
+        return RESERVED_IDS + (token + 31 * self._seed) % (self._target.vocabulary - RESERVED_IDS)
+
+    async def _send(self, done: ReplayedProgram, call: Call, ids: list[int]) -> list[int]:
+        """Send one call, count it, and return the ids that it generated, if the server says."""
         sent_s = time.monotonic()
         first_s: float | None = None
         generated = 0
-        async for chunk in await self._stream(call, tokens):
-            if first_s is None and chunk.choices:
-                first_s = time.monotonic()
+        said: list[int] = []
+        async for chunk in await self._stream(call, ids):
+            if chunk.choices:
+                first_s = first_s or time.monotonic()
+                said += (chunk.choices[0].model_extra or {}).get("token_ids") or ()
             if chunk.usage is not None:
                 generated = chunk.usage.completion_tokens
                 details = chunk.usage.prompt_tokens_details
@@ -173,8 +219,9 @@ class Replay:
         done.first_token_s.append(first_s - sent_s)
         done.wait_s += first_s - sent_s
         done.service_s += over_s - first_s
+        return said
 
-    async def _stream(self, call: Call, tokens: list[int]) -> Any:
+    async def _stream(self, call: Call, ids: list[int]) -> Any:
         target = self._target
         options: dict[str, Any] = {
             "model": target.model,
@@ -184,12 +231,10 @@ class Replay:
             "stream_options": {"include_usage": True},
         }
         if target.exact:
-            span = target.vocabulary - RESERVED_IDS
-            ids = [RESERVED_IDS + (token + 31 * self._seed) % span for token in tokens]
             return await self._client.completions.create(
-                prompt=ids, extra_body={"ignore_eos": True}, **options
+                prompt=ids, extra_body={"ignore_eos": True, "return_token_ids": True}, **options
             )
-        words = " ".join(f"w{token}" for token in tokens)
+        words = " ".join(f"w{token}" for token in ids)
         return await self._client.chat.completions.create(
             messages=[{"role": "user", "content": words}], **options
         )

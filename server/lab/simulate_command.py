@@ -33,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     results = ResultCache(arguments.cache)
     if arguments.capacity:
         return _capacity(arguments, results)
+    if arguments.slo is not None:
+        return _slo(arguments, results)
     if arguments.gate:
         cells = [cell for _, cell in gate.cells(arguments.seed, arguments.horizon)]
     else:
@@ -73,21 +75,51 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     low, high = arguments.capacity[0], arguments.capacity[-1]
     cell = next(_cells(arguments))
     members = arguments.policy or CLAIRVOYANT
-
-    def run(cell: Cell) -> dict[str, Any]:
-        ((result, took_s),) = run_cells([cell], results)
-        sys.stdout.write(_line(result, took_s))
-        sys.stdout.flush()
-        return result
-
     sys.stdout.write(_HEAD)
     try:
-        rate = capacity.reference_capacity(cell, run, low, high, members=members)
+        rate = capacity.reference_capacity(cell, _Runner(results), low, high, members=members)
     except capacity.NotCrossedError as error:
         sys.stderr.write(f"autellix simulate: {error}\n")
         return 1
     sys.stdout.write(f"{cell.trace} on {cell.profile.name}: {rate:.3f} programs/s\n")
     return 0
+
+
+def _slo(arguments: argparse.Namespace, results: ResultCache) -> int:
+    """Print each policy's highest rate within a limit of mean token latency."""
+    low, high = arguments.rate[0], arguments.rate[-1]
+    cells = {cell.arm: cell for cell in _cells(arguments)}
+    run = _Runner(results)
+    found: dict[str, str] = {}
+    sys.stdout.write(_HEAD)
+    for arm, cell in cells.items():
+        try:
+            rate = capacity.rate_at_limit(cell, run, arguments.slo, low, high)
+            found[arm] = f"{rate:.3f} programs/s"
+        except capacity.NotCrossedError as error:
+            found[arm] = f"no figure: {error}"
+    for arm, text in found.items():
+        sys.stdout.write(
+            f"{arguments.trace}, mean token latency <= {arguments.slo:g} s, {arm}: {text}\n"
+        )
+    if arguments.json:
+        _write(run.results, arguments.json)
+    return 1 if any(text.startswith("no figure") for text in found.values()) else 0
+
+
+class _Runner:
+    """Runs one cell after the other, prints each, and keeps what they gave."""
+
+    def __init__(self, cache: ResultCache) -> None:
+        self._cache = cache
+        self.results: list[dict[str, Any]] = []
+
+    def __call__(self, cell: Cell) -> dict[str, Any]:
+        ((result, took_s),) = run_cells([cell], self._cache)
+        self.results.append(result)
+        sys.stdout.write(_line(result, took_s))
+        sys.stdout.flush()
+        return result
 
 
 def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
@@ -150,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--gate", action="store_true", help="run the gate set (gate.toml) instead")
     add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
         "these that the clairvoyant reference sustains, or that one of --policy does")  # fmt: skip
+    add("--slo", type=float, metavar="SECONDS", help="find, for each policy, the highest rate "
+        "between the two of --rate at which the mean token latency is within this")  # fmt: skip
     add("--jobs", type=_count, default=1, metavar="N", help="run so many cells at once, each in a "
         "process of its own")  # fmt: skip
     add("--plot", type=Path, metavar="DIR", help="draw them")

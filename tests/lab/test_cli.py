@@ -59,6 +59,41 @@ def test_a_rate_of_nothing_is_refused():
     assert ended.value.code == 2
 
 
+SMALL = ["--trace", "bfcl-gt", "--programs", "12"]
+
+
+def test_the_rate_at_a_limit_lies_where_the_limit_is_crossed(tmp_path: Path, capsys):
+    """By bisection between two rates, to 2 %, for each policy by itself."""
+    out = tmp_path / "r.json"
+    arguments = [*SMALL, "--rate", "0.2,40", "--slo", "0.03", "--json", str(out)]
+    assert cli.simulate([*arguments, "--policy", "coarse-fcfs,coarse-plas"]) == 0
+    *_, first, second = capsys.readouterr().out.splitlines()
+    results = json.loads(out.read_bytes())["results"]
+    for arm, line in (("coarse-fcfs", first), ("coarse-plas", second)):
+        ran = {r["rate_per_s"]: r["token_latency_s"]["mean"] for r in results if r["arm"] == arm}
+        held = max(rate for rate, mean in ran.items() if mean <= 0.03)
+        crossed = min(rate for rate, mean in ran.items() if mean > 0.03)
+        assert held < crossed <= held * 1.02 + 1e-6
+        assert line == f"bfcl-gt, mean token latency <= 0.03 s, {arm}: {held:.3f} programs/s"
+
+
+def test_a_limit_that_is_not_crossed_is_no_figure(tmp_path: Path, capsys):
+    """It is said for which policy, the status says it too, and what was run is kept."""
+    out = tmp_path / "r.json"
+    arguments = [*SMALL, "--rate", "0.2,0.4", "--slo", "5", "--policy", "coarse-fcfs"]
+    assert cli.simulate([*arguments, "--json", str(out)]) == 1
+    assert "coarse-fcfs: no figure: it still holds at 0.4/s" in capsys.readouterr().out
+    assert [r["rate_per_s"] for r in json.loads(out.read_bytes())["results"]] == [0.2, 0.4]
+
+
+def test_a_capacity_is_that_of_the_members_that_are_named(capsys):
+    """Without --policy all that know the future are asked."""
+    arguments = [*SMALL, "--capacity", "100,200", "--policy", "coarse-fcfs"]
+    assert cli.simulate(arguments) in (0, 1)
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert {row.split()[0] for row in rows if not row.startswith("bfcl-gt")} == {"coarse-fcfs"}
+
+
 def test_trace_check_prints_the_means(capsys):
     """One line per set."""
     assert cli.trace(["check", "chat-real", "tau-airline"]) == 0

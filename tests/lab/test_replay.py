@@ -17,8 +17,10 @@ from autellix.server.lab.workload import Waits
 class FakeServer:
     """A vLLM that answers at once, and notes what it was asked."""
 
-    def __init__(self, lose: int | None = None) -> None:
+    def __init__(self, lose: int | None = None, *, says_ids: bool = True) -> None:
         self.lose = lose
+        self.says_ids = says_ids
+        self.said: list[list[int]] = []
         self.prompts: list[list[int]] = []
         self.sessions: list[str | None] = []
         self.busy = 0
@@ -40,6 +42,10 @@ class FakeServer:
         usage["total_tokens"] = sum(usage.values())
         base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
         first = {**base, "choices": [{"index": 0, "text": "x", "finish_reason": None}]}
+        if self.says_ids:
+            said = [7 + len(self.said)] * body["max_tokens"]
+            self.said.append(said)
+            first["choices"][0]["token_ids"] = said
         for chunk in (first, {**base, "choices": [], "usage": usage}):
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -71,8 +77,21 @@ async def test_every_call_is_sent_once_with_its_length():
 
 
 async def test_a_serial_program_shares_its_prefixes():
-    """A chat's next prompt begins with its last one."""
+    """A chat's next prompt begins with its last one, and what was answered to it."""
     fake = FakeServer()
+    ((done,), _) = await replay(fake, "chat-sharegpt", 1)
+    calls = done.program.calls
+    assert len(calls) > 1
+    for place, call in enumerate(calls[1:], 1):
+        so_far = fake.prompts[place - 1] + fake.said[place - 1]
+        shared = min(call.prefix_tokens, len(so_far))
+        assert fake.prompts[place][:shared] == so_far[:shared]
+        assert shared > len(fake.prompts[place - 1]), "the trace's prefix goes on into the answer"
+
+
+async def test_a_server_that_gives_no_ids_back_gets_the_traces():
+    """Then a child shares its parent's prompt, as long as it is."""
+    fake = FakeServer(says_ids=False)
     await replay(fake, "chat-sharegpt", 1)
     for earlier, later in zip(fake.prompts, fake.prompts[1:], strict=False):
         assert later[: len(earlier)] == earlier
