@@ -186,8 +186,15 @@ class PolicyWanted(msgspec.Struct, tag="policy_wanted", frozen=True, kw_only=Tru
     settings: dict[str, Any]
 
 
+class ToolNoted(msgspec.Struct, tag="tool", frozen=True, kw_only=True):
+    """A program waits for a tool from now on, or for none any more: its next call is near."""
+
+    program_id: str
+    tool: str | None
+
+
 UpMessage = Hello | Accounting | Heartbeat | Bye
-DownMessage = HelloWanted | Resend | SessionEnded | PolicyWanted
+DownMessage = HelloWanted | Resend | SessionEnded | PolicyWanted | ToolNoted
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpMessage)

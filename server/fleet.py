@@ -11,11 +11,9 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from autellix.errors import ConfigError
 
@@ -35,7 +33,7 @@ from .gateway.siblings import Siblings
 from .gateway.state import GATEWAY, Gateway
 from .machine import runs_on_cpu, visible_cores, visible_devices
 from .policy.config import parse_config
-from .pool.control import ControlServer, Peer
+from .pool.control import ControlServer
 from .pool.local import LocalEngine, LocalSettings
 from .pool.progress import ProgressLimits
 from .pool.ray import RayEngine, RaySettings, leave_cluster, own_address
@@ -113,6 +111,7 @@ class Fleet:
             siblings=self._siblings(),
         )
         self._gateway = app[GATEWAY]
+        self._gateway.tool_noted = self._note_tool
         attach_balancer(self._gateway, self.balancer, self.config.tracing)
         return app
 
@@ -278,6 +277,7 @@ class Fleet:
         placing = self.balancer.views()
         now_s = self.clock.now_s()
         nothing = (0, 0)
+        peers = self._channel.peers()
         return [
             {
                 "engine": engine.engine_id,
@@ -287,9 +287,10 @@ class Fleet:
                 "balancer": placing.get(engine.engine_id),
                 "prompt_tokens": self._prompts.get(engine.engine_id, nothing)[0],
                 "hit_tokens": self._prompts.get(engine.engine_id, nothing)[1],
-                **_channel_view(self._channel.peers().get(engine.engine_id), now_s),
+                **(peer.view(now_s) if peer is not None else {"channel": None}),
             }
             for engine in self.pool.all()
+            for peer in (peers.get(engine.engine_id),)
         ]
 
     def _engines(self) -> list[PooledEngine]:
@@ -465,22 +466,18 @@ class Fleet:
     def _forget_programs(self, program_ids: Sequence[str]) -> None:
         """Tell the engines that programs are over."""
         self.balancer.forget_programs(program_ids)
-        if len(self._telling) < _TELLING_MAX:  # advisory: an engine forgets idle ones by itself
-            task = asyncio.create_task(self._channel.forget_programs(program_ids))
+        self._advise(lambda: self._channel.forget_programs(program_ids))
+
+    def _note_tool(self, program_id: str, tool: str | None) -> None:
+        """Tell the engines what tool a program waits for."""
+        self._advise(lambda: self._channel.note_tool(program_id, tool))
+
+    def _advise(self, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Send in a task of its own; when too many are under way not at all: it is only advice."""
+        if len(self._telling) < _TELLING_MAX:
+            task = asyncio.create_task(tell())
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
-
-
-def _channel_view(peer: Peer | None, now_s: float) -> dict[str, Any]:
-    """Return what the control channel knows of an engine."""
-    if peer is None:
-        return {"channel": None}
-    return {
-        "channel": msgspec.to_builtins(peer.hello),
-        "load": msgspec.to_builtins(peer.heartbeat),
-        "reports_lost": peer.lost,
-        "heard_age_s": round(now_s - peer.heard_s, 3),
-    }
 
 
 def switchable(started: str) -> tuple[str, ...]:

@@ -25,7 +25,15 @@ from vllm.v1.request import Request
 
 from autellix.errors import ConfigError
 
-from ..channel import CHANNEL_VERSION, Heartbeat, Hello, PolicyWanted, RoomFigures, SessionEnded
+from ..channel import (
+    CHANNEL_VERSION,
+    Heartbeat,
+    Hello,
+    PolicyWanted,
+    RoomFigures,
+    SessionEnded,
+    ToolNoted,
+)
 from ..clock import Clock, SystemClock
 from ..policy.adaptive import INSIDE, AdaptivePolicy, Room
 from ..policy.base import Arrival, Policy
@@ -264,6 +272,8 @@ class AutellixScheduler(RoomMaker):
             message = channel.inbox.popleft()
             if isinstance(message, SessionEnded):
                 self.autellix.forget(message.program_ids)
+            elif isinstance(message, ToolNoted):
+                self.autellix.note_tool(message.program_id, message.tool, self.clock.now_s())
             elif isinstance(message, PolicyWanted):
                 try:
                     self.set_policy(parse_config(message.settings))

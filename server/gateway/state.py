@@ -57,6 +57,8 @@ class Gateway:
     siblings: Siblings | None = None  # of several gateway processes on one address
     #: Told that a call is over, which ``place`` was asked about any number of times, even none.
     call_over: Callable[[str], None] = lambda _: None
+    #: Told what tool a program waits for from now on; None: for none any more.
+    tool_noted: Callable[[str, str | None], None] = lambda *_: None
     flights: dict[str, Flight] = field(default_factory=dict)
     flights_by_scope: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)

@@ -86,6 +86,7 @@ class SpreadFleet(Fleet):
             greet=self._greet,
             on_failure=self.pool.note_failure,
             on_forget=self._forget_programs,
+            on_tool=self._note_tool,
         )
         self.keeper.start()
         self._viewing = asyncio.create_task(self._keep_telling(), name="engine views")

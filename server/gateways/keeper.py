@@ -28,7 +28,7 @@ from ..gateway.moving import arrival_path
 from ..gateway.siblings import private_path
 from ..pool.restarts import RestartLimits, Restarts
 from .link import Link, link_down
-from .messages import CloseDoors, Down, Failure, Figures, Forget, Ready, Setup, Stop, Up
+from .messages import CloseDoors, Down, Failure, Figures, Forget, Ready, Setup, Stop, ToolNow, Up
 
 _log = logging.getLogger("autellix.gateways")
 
@@ -75,6 +75,7 @@ class Keeper:
         greet: Returns what a process is to know when it has begun.
         on_failure: Called with an engine that refused a connection.
         on_forget: Called with programs that are over.
+        on_tool: Called with a program and the tool that it waits for, or None.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Keeper:
         greet: Callable[[], list[Down]],
         on_failure: Callable[[str], None],
         on_forget: Callable[[tuple[str, ...]], None],
+        on_tool: Callable[[str, str | None], None],
     ) -> None:
         self._children = [Child(setup) for setup in setups]
         self._listener = listener
@@ -95,6 +97,7 @@ class Keeper:
         self._greet = greet
         self._on_failure = on_failure
         self._on_forget = on_forget
+        self._on_tool = on_tool
         self._sockets: list[tuple[socket.socket, socket.socket]] = []
         self._lives: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[None] | None = None
@@ -266,6 +269,8 @@ class Keeper:
                 self._on_failure(message.engine_id)
             elif isinstance(message, Forget):
                 self._on_forget(message.program_ids)
+            elif isinstance(message, ToolNow):
+                self._on_tool(message.program_id, message.tool)
 
     async def _look_for_silence(self) -> None:
         """Kill a process that does not run any more; a standstill of this one is no silence."""

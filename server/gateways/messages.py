@@ -106,5 +106,12 @@ class Forget(msgspec.Struct, tag="forget", frozen=True, kw_only=True):
     program_ids: tuple[str, ...]
 
 
+class ToolNow(msgspec.Struct, tag="tool", frozen=True, kw_only=True):
+    """What tool a program waits for from now on; None: for none any more."""
+
+    program_id: str
+    tool: str | None
+
+
 Down = Setup | EnginesNow | Views | Report | Beat | PolicyNow | CloseDoors | Stop
-Up = Ready | Figures | Failure | Forget
+Up = Ready | Figures | Failure | Forget | ToolNow

@@ -45,6 +45,7 @@ from .messages import (
     Report,
     Setup,
     Stop,
+    ToolNow,
     Up,
     Views,
 )
@@ -120,6 +121,7 @@ class GatewayProcess:
             siblings=self.siblings,
         )
         self.gateway: Gateway = self.app[GATEWAY]
+        self.gateway.tool_noted = self._note_tool
         attach_balancer(self.gateway, self.balancer, config.tracing)
         self.siblings.metrics_text = MetricsPage(self.gateway, with_engines=False).text
         self._clock = clock
@@ -182,6 +184,9 @@ class GatewayProcess:
     def _forget(self, program_ids: Sequence[str]) -> None:
         self.balancer.forget_programs(program_ids)
         self.link.send(Forget(program_ids=tuple(program_ids)))
+
+    def _note_tool(self, program_id: str, tool: str | None) -> None:
+        self.link.send(ToolNow(program_id=program_id, tool=tool))
 
 
 async def _serve(link_end: socket.socket, public: socket.socket, private: socket.socket,

@@ -25,7 +25,7 @@ from .admission import RunningSet
 from .base import Arrival
 from .call import Call
 from .config import PolicyConfig
-from .gaps import Gaps
+from .gaps import SHORT_S, Gaps
 from .hazard import bound_s, bucket_of
 from .member import Kinds, Member
 from .service import Ledger, Program, fold
@@ -90,8 +90,6 @@ class AdaptivePolicy:
         member = self._member(program, arrival)
         member.weight = arrival.weight
         member.deadline_s = arrival.deadline_s
-        if arrival.tool is not None:
-            member.gap_key = arrival.tool
         self._come(member, call, now_s)
         return call
 
@@ -218,6 +216,23 @@ class AdaptivePolicy:
                     self._end(member)
             self.ledger.forget((program_id,))
 
+    def note_tool(self, program_id: str, tool: str | None, now_s: float) -> None:
+        """A program waits for this tool, or its last tool has ended: its next call is near.
+
+        The gap is learned under the tool's name, and the seat is kept by what is known of it.
+        """
+        program = self.ledger.get(program_id)
+        member = program.member if program is not None else None
+        if not isinstance(member, Member) or member.owner is not self:
+            return
+        if tool is not None:
+            member.gap_key = tool
+        if self.config.keep_gaps and member.seated and member.gap_since_s is not None:
+            end_s = now_s + SHORT_S
+            if tool is not None:
+                end_s = max(end_s, member.gap_since_s + self._keep_s(member))
+            self.running_set.keep_seat(member, end_s)
+
     # ── programs ───────────────────────────────────────────────────────────────────────────────
 
     def _known(self, call: Call) -> Member:
@@ -244,6 +259,7 @@ class AdaptivePolicy:
         if member.gap_since_s is not None:
             gap_s = now_s - member.gap_since_s
             self.gaps.returned(member.gap_key, gap_s)
+            member.gap_key = None
             member.began_s += gap_s
             member.gap_since_s = None
             if member.seated:
@@ -334,11 +350,14 @@ class AdaptivePolicy:
         self.running_set.resized(member)
 
     def _begin_gap(self, member: Member, now_s: float) -> None:
-        keep_s = self.gaps.keep_s(member.gap_key, self.room.kv_tokens * self._token_s)
-        if not self.config.keep_gaps:
-            keep_s = 0.0
-        if not self.running_set.begin_gap(member, now_s + keep_s):
+        if not self.running_set.begin_gap(member, now_s + self._keep_s(member)):
             self._let_go(member)
+
+    def _keep_s(self, member: Member) -> float:
+        """Return how long a program keeps its seat from the beginning of its gap."""
+        if not self.config.keep_gaps:
+            return 0.0
+        return self.gaps.keep_s(member.gap_key, self.room.kv_tokens * self._token_s)
 
     def _end(self, member: Member) -> None:
         """The program is over."""

@@ -112,9 +112,16 @@ class RunningSet:
             self.pauses += 1
             self._unseat(member)
             return False
-        member.gap_entry = self._entries = self._entries + 1
-        heapq.heappush(self._gaps, (keep_until_s, member.gap_entry, member))
+        self.keep_seat(member, keep_until_s)
         return True
+
+    def keep_seat(self, member: Member, until_s: float) -> None:
+        """Set until when a seated program without calls keeps its seat from those at the door."""
+        member.gap_entry = self._entries = self._entries + 1
+        heapq.heappush(self._gaps, (until_s, member.gap_entry, member))
+        if len(self._gaps) > 2 * len(self.seated) + SPARE_ENTRIES:
+            self._gaps = [entry for entry in self._gaps if entry[2].gap_entry == entry[1]]
+            heapq.heapify(self._gaps)
 
     def end_gap(self, member: Member) -> None:
         """A seated program has calls again."""

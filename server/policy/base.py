@@ -26,7 +26,6 @@ class Arrival(NamedTuple):
     prompt_tokens: int = 0
     hashes: Sequence[Hashable] = ()  # of the blocks of its prompt, each for all tokens before it
     kind: str | None = None  # as the client names programs of this kind
-    tool: str | None = None  # what the program waits for after this call
     weight: float = 1.0
     deadline_s: float | None = None  # of the program, on this engine's clock
 
@@ -75,6 +74,10 @@ class Policy(Protocol):
 
     def forget(self, program_ids: Iterable[str]) -> None:
         """These programs are over; those with calls when the last one has left."""
+        ...
+
+    def note_tool(self, program_id: str, tool: str | None, now_s: float) -> None:
+        """The program waits for this tool from now on; None: for none any more."""
         ...
 
     def evictable(self) -> list[Sequence[Hashable]]:

@@ -117,6 +117,9 @@ class LeveledPolicy:
         """Forget programs that are over."""
         self.ledger.forget(program_ids)
 
+    def note_tool(self, program_id: str, tool: str | None, now_s: float) -> None:
+        """Do nothing: levels keep no KV for anybody."""
+
     def evictable(self) -> list[Sequence[Hashable]]:
         """Return nothing: levels know no KV."""
         return []

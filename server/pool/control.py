@@ -33,6 +33,7 @@ from ..channel import (
     PolicyWanted,
     Resend,
     SessionEnded,
+    ToolNoted,
     decode_up,
     encode,
 )
@@ -74,6 +75,15 @@ class Peer:
     lost: int = 0
     duplicates: int = 0
     newest_seq: int = 0  # the largest number known to exist
+
+    def view(self, now_s: float) -> dict[str, Any]:
+        """Return what the channel knows of the engine, for people and dashboards."""
+        return {
+            "channel": msgspec.to_builtins(self.hello),
+            "load": msgspec.to_builtins(self.heartbeat),
+            "reports_lost": self.lost,
+            "heard_age_s": round(now_s - self.heard_s, 3),
+        }
 
 
 class ControlServer:
@@ -196,6 +206,13 @@ class ControlServer:
         for start in range(0, len(names), PROGRAMS_A_MESSAGE):
             part = tuple(names[start : start + PROGRAMS_A_MESSAGE])
             await self._to_all(SessionEnded(program_ids=part))
+
+    async def note_tool(self, program_id: str, tool: str | None) -> None:
+        """Tell the engines that keep KV through gaps what a program waits for; None: no more."""
+        message = ToolNoted(program_id=program_id, tool=tool)
+        for identity, peer in list(self._peers.items()):
+            if peer.hello.policy == "adaptive":
+                await self._send(identity, message)
 
     def admit(self, engine_id: str) -> None:
         """Let another engine speak."""

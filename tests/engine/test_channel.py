@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from autellix.server.call_tag import CallTag, format_call, seal_program
-from autellix.server.channel import ENV_ENDPOINT, ENV_ENGINE_ID, ENV_KEY, CallReport
+from autellix.server.channel import (
+    ENV_ENDPOINT,
+    ENV_ENGINE_ID,
+    ENV_KEY,
+    CallReport,
+    SessionEnded,
+)
 from autellix.server.clock import SystemClock
 from autellix.server.engine.build import make_request
 from autellix.server.engine.harness import Pipeline, build_pipeline
@@ -103,6 +109,32 @@ async def test_the_gateway_ends_programs_and_changes_the_policy(endpoint: str):
         await wait_for(lambda: scheduler.channel.inbox)
         play(Pipeline(scheduler, 1, pipeline.clock, pipeline.runner))
         assert scheduler.config.policy == "atlas"
+    finally:
+        scheduler.shutdown()
+        await server.close()
+
+
+async def test_a_tool_that_a_program_waits_for_reaches_the_policy(endpoint: str):
+    """Under the policy that keeps KV through gaps; engines with another are not told."""
+    server = ControlServer(endpoint, SystemClock(), lambda *_: None)
+    await server.start()
+    pipeline = build_pipeline(AutellixScheduler, policy_config={"policy": "adaptive"})
+    scheduler = pipeline.scheduler
+    try:
+        await wait_for(lambda: "e3" in server.peers())
+        play(pipeline)
+        await server.note_tool(PROGRAM, "build")
+        await wait_for(lambda: scheduler.channel.inbox)
+        scheduler._read_inbox()
+        assert scheduler.autellix.ledger.get(PROGRAM).member.gap_key == "build"
+        await server.set_policy({"policy": "plas"})
+        await wait_for(lambda: scheduler.channel.inbox)
+        scheduler._read_inbox()
+        await wait_for(lambda: server.peers()["e3"].hello.policy == "plas")
+        await server.note_tool(PROGRAM, "build")
+        await server.forget_programs([PROGRAM])
+        await wait_for(lambda: scheduler.channel.inbox)
+        assert scheduler.channel.inbox.popleft() == SessionEnded(program_ids=(PROGRAM,))
     finally:
         scheduler.shutdown()
         await server.close()

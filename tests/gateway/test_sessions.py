@@ -125,6 +125,23 @@ async def test_a_running_tool_is_seen_and_a_wished_lease_is_kept(rig: Rig):
     assert (await ask(rig, "POST", "/sessions/other/tools", hint))[0] == 404
 
 
+async def test_the_engines_are_told_what_a_program_waits_for(rig: Rig):
+    """Each tool that begins, and the end of the last one."""
+    await ask(rig, "PUT", "/sessions/run-1", {})
+    program_id = program_id_of("", "run-1")
+    told: list[tuple[str, str | None]] = []
+    rig.gateway.tool_noted = lambda *what: told.append(what)
+    for event, tool in (
+        ("start", "search"),
+        ("start", "build"),
+        ("end", "search"),
+        ("end", "build"),
+    ):
+        hint = {"event": event, "tool": tool, "id": f"t-{tool}", "thread": 0}
+        assert (await ask(rig, "POST", "/sessions/run-1/tools", hint))[0] == 204
+    assert told == [(program_id, "search"), (program_id, "build"), (program_id, None)]
+
+
 async def test_the_info_and_the_programs(rig: Rig):
     """What the SDK asks first, and what the demo prints."""
     status, info = await ask(rig, "GET", "/info")

@@ -22,6 +22,7 @@ from autellix.server.gateway import siblings
 from autellix.server.gateways import keeper
 from autellix.server.gateways.fleet import SpreadFleet
 from autellix.server.listeners import bind
+from autellix.server.process_table import program_id_of
 from autellix.server.server_config import ServerConfig, effective
 from tests.gateway.conftest import until
 from tests.pool.fake_fleet import fake_engines as fake_engines
@@ -163,6 +164,32 @@ async def test_the_policy_is_everybodys(tmp_path: Path):
         assert {each["accounting"] for each in info} == {"atlas"}
         for owner in OWNERS:
             await rig.call(session_of(owner))
+
+
+async def test_engines_are_told_of_tools_by_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Only the owner of the pool talks to engines; what a process is told goes through it."""
+    told: list[tuple[str, str | None]] = []
+
+    async def note_tool(program_id: str, tool: str | None) -> None:
+        told.append((program_id, tool))
+
+    async with running(tmp_path, replicas=1) as rig:
+        monkeypatch.setattr(rig.fleet._channel, "note_tool", note_tool)
+        sessions = [session_of(owner) for owner in OWNERS]
+        for session in sessions:
+            await rig.call(session)
+            for event in ("start", "end"):
+                hint = {"event": event, "tool": "build", "id": "t-1"}
+                path = f"{rig.url}{API}/sessions/{session}/tools"
+                async with rig.client.post(path, json=hint) as answer:
+                    assert answer.status == 204
+        await until(lambda: len(told) == 2 * COUNT, LIMIT_S)
+        assert [tool for _, tool in sorted(told, key=lambda each: each[0])] == ["build", None] * 2
+        assert {program_id for program_id, _ in told} == {
+            program_id_of("", session) for session in sessions
+        }
 
 
 async def test_a_process_that_stands_still_is_started_again(

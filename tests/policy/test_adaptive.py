@@ -225,3 +225,96 @@ def test_switching_to_it_and_back_loses_no_call():
     for call in calls:
         again.leave(call, 3.0)
     assert all(program.calls == 0 for program in (call.program for call in calls))
+
+
+def away(one: AdaptivePolicy, name: str, tokens: int, now_s: float, tool: str | None = None):
+    """Let a program make a call and go away at once, for a tool that has this name."""
+    call = come(one, name, tokens, now_s)
+    one.promote(now_s)
+    assert call.level == INSIDE
+    one.run(call, now_s)
+    one.leave(call, now_s)
+    if tool is not None:
+        one.note_tool(name, tool, now_s)
+
+
+def seated(one: AdaptivePolicy) -> set[str]:
+    return {member.program.program_id for member in one.running_set.seated}
+
+
+def taught_gaps() -> AdaptivePolicy:
+    """A policy for which people are away for long and builds are not."""
+    one = policy()
+    one._token_s = 0.05  # a whole cache takes 50 s to compute anew
+    for _ in range(200):
+        one.gaps.returned("human", 3000.0)
+    for _ in range(20):
+        one.gaps.returned("build", 12.0)
+    return one
+
+
+def test_a_seat_is_kept_by_the_name_of_the_tool():
+    """Of two that are away, the one in a build keeps its seat; for one unknown all gaps answer."""
+    one = taught_gaps()
+    away(one, "builds", 150, 0.0, "build")
+    away(one, "unknown", 200, 0.0)
+    runs = come(one, "runs", 250, 0.0)
+    one.promote(0.0)
+    one.run(runs, 0.0)
+    door = come(one, "door", 150, 10.0)
+    one.promote(10.0)
+    assert door.level == INSIDE
+    assert seated(one) == {"builds", "runs", "door"}
+
+
+def test_a_gap_is_learned_under_the_name_of_its_tool_and_of_no_later_one():
+    """The name is forgotten when the program is back."""
+    one = policy()
+    for n in range(10):
+        away(one, "a", 300 + n, 100.0 * n, "build")
+        come_back_s = 100.0 * n + 20.0
+        call = come(one, "a", 310 + n, come_back_s)
+        one.promote(come_back_s)
+        one.run(call, come_back_s)
+        one.leave(call, come_back_s)  # and now 80 s without a name
+    assert len(one.gaps) == 1
+    assert one.gaps._by_key["build"].endings == 10
+
+
+def test_the_end_of_a_tool_keeps_the_seat_for_the_call_that_comes():
+    """As long as a program without tools has, and no longer."""
+    one = taught_gaps()
+    away(one, "a", 400, 0.0, "human")
+    runs = come(one, "runs", 250, 0.0)
+    one.promote(0.0)
+    one.run(runs, 0.0)
+    one.note_tool("a", None, 500.0)
+    door = come(one, "door", 150, 501.0)
+    assert one.promote(501.0) == []
+    assert seated(one) == {"a", "runs"}
+    assert one.promote(503.0) == [door]
+
+
+def test_a_hint_about_nobody_or_about_who_lost_the_seat_is_no_harm():
+    """Hints come late, twice, and for programs of other engines."""
+    one = policy()
+    one.note_tool("nobody", "build", 0.0)
+    away(one, "a", 700, 0.0)
+    door = come(one, "b", 700, 5.0)
+    one.promote(5.0)
+    assert door.level == INSIDE
+    for tool in ("build", None, None):
+        one.note_tool("a", tool, 6.0)
+    assert seated(one) == {"b"}
+    off = policy(keep_gaps=False)
+    away(off, "a", 300, 0.0, "build")
+    off.note_tool("a", None, 1.0)
+    assert seated(off) == {"a"}, "nobody is at the door"
+
+
+def test_gaps_leave_nothing_behind():
+    """Nobody is at the door, so nobody takes a seat back; what is kept of old gaps is bounded."""
+    one = policy()
+    for n in range(2000):
+        away(one, "a", 100 + n % 10, float(n), "build")
+    assert len(one.running_set._gaps) <= 2 * len(one.running_set.seated) + 65
