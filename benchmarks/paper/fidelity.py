@@ -34,7 +34,7 @@ WITHIN = 0.15
 
 @dataclass(frozen=True)
 class Load:
-    """What of a trace is replayed: small programs, so that a round lasts about two minutes."""
+    """What of a trace is replayed: small programs, so that a replay lasts minutes."""
 
     rate_per_s: float
     programs: int
@@ -50,8 +50,8 @@ class Load:
 
 
 LOADS = {
-    "chat-sharegpt": Load(0.4, 12, 3000, 600),
-    "bfcl-gt": Load(0.2, 4, 5000, 250),
+    "chat-sharegpt": Load(0.5, 8, 1500, 300),
+    "bfcl-gt": Load(0.1, 2, 4500, 180),
 }
 
 
@@ -76,14 +76,14 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(LOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--core", type=int, default=0, help="the model's")
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=100)
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=60)
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     profile = cost_model.load(arguments.profile)
-    profile = replace(
-        profile, slots=arguments.slots, kv_tokens=arguments.blocks * profile.block_tokens
-    )
+    kv_tokens = arguments.blocks * profile.block_tokens
+    profile = replace(profile, slots=arguments.slots, kv_tokens=kv_tokens,
+                      context_tokens_max=kv_tokens - profile.block_tokens)  # fmt: skip
     policies = arguments.policies.split(",")
     pin(arguments.core)
     with serve_arms.started(policies, arguments.model, vllm_arguments(profile)) as targets:
@@ -104,7 +104,8 @@ def pin(core: int) -> None:
 def vllm_arguments(profile: cost_model.Profile) -> str:
     """Return what makes a live engine have the profile's limits."""
     return (
-        "--dtype float32 --enforce-eager --gpu-memory-utilization 0.3 "
+        "--dtype float32 --enforce-eager --enable-prompt-tokens-details "
+        "--gpu-memory-utilization 0.3 "
         f"--block-size {profile.block_tokens} --num-gpu-blocks-override {profile.blocks} "
         f"--max-num-seqs {profile.slots} --max-num-batched-tokens {profile.chunk_tokens} "
         f"--max-model-len {profile.context_tokens_max}"

@@ -22,15 +22,12 @@ from autellix.server.lab.cells import run_cells
 from autellix.server.lab.measure import Cell, Rule
 from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.simulate_command import document
+from benchmarks.policy_gate import LEVELS
 
 PROFILE = "a100-80g-llama-3.1-8b"
-ARMS = ("fcfs", "fcfs-nocache", "mlfq", "plas", "atlas", "srpt-smith")
-RATES = {
-    "chat-sharegpt": (1.0, 1.5, 2.0, 2.5, 3.0),
-    "bfcl-gt": (0.5, 1.0, 1.4, 1.7, 2.0),
-    "lats": (0.1, 0.2, 0.3, 0.4, 0.5),
-    "mixed": (0.1, 0.2, 0.35, 0.5, 0.7),
-}
+ARMS = ("fcfs", "fcfs-nocache", "mlfq", LEVELS, "adaptive", "srpt-smith")
+#: Loads as shares of what the clairvoyant reference sustains (gate.toml): the gate's own and above.
+RHO = (0.3, 0.7, 0.9, 1.0, 1.2, 1.4)
 # Autellix ÷ vLLM, ÷ vLLM-opt, ÷ MLFQ: programs per second at 0.5 s a token, 8B on one A100.
 PAPER = {
     "chat-sharegpt": (3.8, 1.91, 1.44),
@@ -47,9 +44,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/paper"))
     parser.add_argument("--horizon", type=float, default=3600.0)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=sorted(RATES), action="append")
+    parser.add_argument("--only", choices=sorted(PAPER), action="append")
+    parser.add_argument("--rho", default=",".join(map(str, RHO)))
     parser.add_argument("--parts", default="single,offline,burst,sensitivity")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", nargs="+", default=ARMS)
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--offline-programs", type=int, default=1000)
     arguments = parser.parse_args()
@@ -68,17 +66,19 @@ def main() -> None:
 def single(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells of the paper's Figures 12 and 13, and of its gap to SRPT."""
     rule = Rule().shortened(arguments.horizon)
-    for name in arguments.only or RATES:
-        for rate in RATES[name]:
+    capacity = gate.table()["capacity"][PROFILE]
+    for name in arguments.only or PAPER:
+        for rho in map(float, arguments.rho.split(",")):
             for seed in range(arguments.seeds):
-                for arm in arguments.arms.split(","):
+                for arm in arguments.arms:
                     yield Cell(trace=name, arm=arm, profile=cost_model.load(PROFILE),
-                               rate_per_s=rate, seed=seed, rule=rule)  # fmt: skip
+                               rate_per_s=round(rho * capacity[name], 6), seed=seed,
+                               rule=rule)  # fmt: skip
 
 
 def offline(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells of the paper's Figure 16: all programs at once."""
-    for arm in ("fcfs", "mlfq", "plas", "pfcfs", "admit"):
+    for arm in ("fcfs", "mlfq", LEVELS, "adaptive", "pfcfs"):
         yield Cell(trace="chat-sharegpt", arm=arm, profile=cost_model.load(PROFILE), rate_per_s=1.0,
                    mode="offline", programs=arguments.offline_programs)  # fmt: skip
 
@@ -86,7 +86,7 @@ def offline(arguments: argparse.Namespace) -> Iterator[Cell]:
 def burst(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Yield the metastable collapse: calm, a burst, calm again."""
     rule = Rule().shortened(arguments.horizon)
-    for arm in ("fcfs", "plas", "plas-paper", "admit"):
+    for arm in ("fcfs", LEVELS, "adaptive"):
         yield Cell(trace="bfcl-gt", arm=arm, profile=cost_model.load(PROFILE), rate_per_s=1.6,
                    mode="burst", rule=rule)  # fmt: skip
 
@@ -94,18 +94,18 @@ def burst(arguments: argparse.Namespace) -> Iterator[Cell]:
 def sensitivity(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Yield one load with each constant of the cost model moved by 30 % either way.
 
-    On the gate's small engine, where a queue forms within seconds.
+    BFCL at what the reference sustains: where the order of the arms matters most.
     """
-    short = gate.short_cells()[-1]
-    profile = short.profile
+    profile = cost_model.load(PROFILE)
     profiles = [profile]
     for constant in cost_model.CONSTANTS:
         for factor in (0.7, 1.3):
             moved = profile.scaled(constant, factor)
             profiles.append(replace(moved, name=f"{constant} x {factor}"))
+    rate_per_s = gate.table()["capacity"][PROFILE]["bfcl-gt"]
     for moved in profiles:
-        for arm in ("fcfs", "plas", "admit"):
-            yield Cell(trace="bfcl-gt", arm=arm, profile=moved, rate_per_s=short.rate_per_s,
+        for arm in ("fcfs", LEVELS, "adaptive"):
+            yield Cell(trace="bfcl-gt", arm=arm, profile=moved, rate_per_s=rate_per_s,
                        rule=Rule().shortened(arguments.horizon))  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def print_single(results: list[dict[str, Any]], _: argparse.Namespace) -> None:
     print("\nprograms/s at a mean of 0.5 s/token; ratios of plas, and the paper's")
     for name in dict.fromkeys(r["trace"] for r in results):
         rates = report.gain_at(results, name, 0.5)
-        ours = rates.get("plas")
+        ours = rates.get(LEVELS)
         print(f"{name}: " + ", ".join(
             f"{arm} {'not crossed' if rate is None else f'{rate:.2f}'}"
             for arm, rate in rates.items()))  # fmt: skip
@@ -138,7 +138,7 @@ def print_single(results: list[dict[str, Any]], _: argparse.Namespace) -> None:
 
 def print_offline(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Print makespans."""
-    ours = next(r for r in results if r["arm"] == "plas")["makespan_s"]
+    ours = next(r for r in results if r["arm"] == LEVELS)["makespan_s"]
     count, (stock, mlfq) = arguments.offline_programs, OFFLINE_PAPER[1000]
     print(f"\noffline makespan of {count} chat programs")
     print(f"  paper at 1000: vLLM-opt {stock:.2f}, MLFQ {mlfq:.2f} x Autellix")

@@ -1,9 +1,10 @@
 """Fit the profile ``this-cpu-smollm2`` to this machine: time real steps of vLLM, print the TOML.
 
-One vLLM engine runs in this process, pinned to one core, with one thread. Every step is timed by
-the CPU seconds of the process, which on one core with one thread is what the step takes on a
-machine that does nothing else; wall seconds are printed beside it. Batches of several sizes, prompt
-lengths and contexts make the steps differ.
+The model runs in vLLM's worker process, on one core, with one thread; the engine core in this one,
+on another. So a step takes what it takes in a live engine: the model, the messages between the two
+processes, and what the one that waits in a loop takes from the other. Steps are timed by the wall
+clock, so run this on a machine that does nothing else. Batches of several sizes, prompt lengths and
+contexts make the steps differ.
 
     python -m benchmarks.paper.fit_cpu --model models/smollm2
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
+import sys
 import time
 from typing import Any
 
@@ -24,16 +27,17 @@ ROUNDS = (
     (1, 16, 24),
     (1, 400, 16),
     (2, 900, 16),
+    (2, 16, 24),
+    (3, 16, 24),
     (4, 64, 24),
     (8, 16, 24),
     (8, 500, 12),
-    (1, 4000, 16),
-    (2, 6000, 12),
+    (1, 4000, 12),
 )
 
 
-def measure(model: str) -> list[tuple[Any, float, float]]:
-    """Return (work, CPU seconds, wall seconds) of every step."""
+def measure(model: str) -> list[tuple[Any, float]]:
+    """Return (work, seconds) of every step."""
     from vllm import LLM, SamplingParams
 
     from autellix.server.lab.cost_model import Work
@@ -48,10 +52,11 @@ def measure(model: str) -> list[tuple[Any, float, float]]:
         max_num_batched_tokens=CHUNK_TOKENS,
         block_size=BLOCK_TOKENS,
         disable_log_stats=True,
+        distributed_executor_backend="mp",
     )
     core = llm.llm_engine.engine_core.engine_core
     scheduler, inner = core.scheduler, core.step_fn
-    steps: list[tuple[Any, float, float]] = []
+    steps: list[tuple[Any, float]] = []
     last: list[Any] = []
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
@@ -66,11 +71,10 @@ def measure(model: str) -> list[tuple[Any, float, float]]:
         return output
 
     def step() -> Any:
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        began_s = time.perf_counter()
         result = inner()
         if last and last[0].tokens:
-            cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-            steps.append((last.pop(), cpu_s, wall_s))
+            steps.append((last.pop(), time.perf_counter() - began_s))
         return result
 
     plain_schedule = scheduler.schedule
@@ -90,13 +94,24 @@ def measure(model: str) -> list[tuple[Any, float, float]]:
     return steps
 
 
+def modelled_s(fitted: dict[str, float], work: Any) -> float:
+    """Return the step that the fit gives for this work."""
+    return (
+        fitted["gap_s"]
+        + fitted["flop_s_per_token"] * work.tokens
+        + fitted["kv_s_per_token"] * work.context_tokens
+        + fitted["attention_s_per_pair"] * work.pairs
+        + fitted["per_call_s"] * work.calls
+    )
+
+
 def main() -> None:
-    """Measure, fit, print."""
+    """Measure, fit, print; how well each shape of step is met goes to stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/smollm2")
-    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--core", type=int, default=0, help="the model's")
     arguments = parser.parse_args()
-    os.sched_setaffinity(0, {arguments.core})
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {arguments.core})
     os.environ.update(
         OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND=str(arguments.core),
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -105,17 +120,17 @@ def main() -> None:
     from autellix.server.lab.cost_model import fit_linear
 
     steps = measure(arguments.model)[3:]
-    fitted = fit_linear([(work, cpu_s) for work, cpu_s, _ in steps])
-    errors = []
-    for work, cpu_s, _ in steps:
-        model_s = fitted["gap_s"] + fitted["flop_s_per_token"] * work.tokens
-        model_s += fitted["kv_s_per_token"] * work.context_tokens
-        model_s += fitted["attention_s_per_pair"] * work.pairs + fitted["per_call_s"] * work.calls
-        errors.append(abs(model_s - cpu_s) / cpu_s)
-    errors.sort()
-    wall = sum(w for _, _, w in steps) / sum(c for _, c, _ in steps)
+    fitted = fit_linear(steps)
+    ratios = [step_s / modelled_s(fitted, work) for work, step_s in steps]
+    errors = sorted(abs(1 / ratio - 1) for ratio in ratios)
+    shapes: dict[tuple[int, int], list[float]] = {}
+    for (work, _), ratio in zip(steps, ratios, strict=True):
+        shapes.setdefault((work.calls, work.tokens), []).append(ratio)
+    for (calls, tokens), some in sorted(shapes.items()):
+        print(f"{calls} calls, {tokens:4} tokens, {len(some):3} steps: measured ÷ model "
+              f"{statistics.median(some):.3f}", file=sys.stderr)  # fmt: skip
     print(f"# {len(steps)} steps; relative error median {errors[len(errors) // 2]:.3f}, "
-          f"p95 {errors[int(len(errors) * 0.95)]:.3f}; wall ÷ CPU seconds {wall:.2f}")  # fmt: skip
+          f"p95 {errors[int(len(errors) * 0.95)]:.3f}")  # fmt: skip
     print('form = "linear"\n\n[model]\nkv_bytes_per_token = 46080\n\n[linear]\nweight_s = 0.0')
     for name in ("kv_s_per_token", "flop_s_per_token", "attention_s_per_pair"):
         print(f"{name} = {fitted[name]:.4e}")

@@ -20,15 +20,15 @@ def table() -> dict[str, Any]:
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
-def cells(seed: int = 0, horizon_s: float = 3600.0) -> list[tuple[float, Cell]]:
+def cells(seed: int = 0, horizon_s: float | None = None) -> list[tuple[float, Cell]]:
     """Return (rho, cell) for the whole set.
 
     Args:
         seed: Of all cells.
-        horizon_s: 3600 by the measuring rule; less for a look.
+        horizon_s: 3600 by the measuring rule; None: the set's own.
     """
     content = table()
-    rule = Rule().shortened(horizon_s)  # the rule itself at its own horizon
+    rule = Rule().shortened(float(content["horizon_s"]) if horizon_s is None else horizon_s)
     found = []
     for group in content["cells"]:
         profile = cost_model.load(group["profile"])
@@ -40,7 +40,7 @@ def cells(seed: int = 0, horizon_s: float = 3600.0) -> list[tuple[float, Cell]]:
                         trace=trace,
                         arm=arm,
                         profile=profile,
-                        rate_per_s=rho * capacity,
+                        rate_per_s=round(rho * capacity, 6),
                         seed=seed,
                         rule=rule,
                     )

@@ -125,7 +125,7 @@ class _Runner:
 def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
     profile = cost_model.load(arguments.profile)
     rule = Rule()
-    if arguments.horizon != rule.horizon_s:
+    if arguments.horizon is not None:
         rule = rule.shortened(arguments.horizon)
     for rate in arguments.rate:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
@@ -170,8 +170,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--programs", type=int, help="smoke run: so many programs, all measured; no ratio of "
         "such runs means anything")  # fmt: skip
     add("--concurrency", type=int, default=16, help="programs at once in closed mode")
-    add("--horizon", type=float, default=3600.0, help="seconds of arrivals; the rest of the "
-        "measuring rule is scaled with it")  # fmt: skip
+    add("--horizon", type=float, help="seconds of arrivals, 3600 by the measuring rule, the rest "
+        "of which is scaled with it; of --gate 900")  # fmt: skip
     add("--seed", type=int, default=0, help="the first seed")
     add("--seeds", type=int, default=1, help="how many seeds, each the same for all policies")
     add("--null-waits", choices=("zero", "drawn"), default="zero",
