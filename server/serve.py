@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +31,15 @@ from .fleet import Fleet
 from .gateway.admin import AdminSite, check_admin
 from .gateway.app import make_runner
 from .gateway.backend import state_or_default
+from .gateway.dashboard.joined import JoinedRows
 from .gateway.dashboard.pages import Dashboard
-from .gateway.dashboard.programs import ProgramPages
+from .gateway.dashboard.stream import follow_feed
 from .gateway.fleet_admin import FleetAdmin
 from .gateway.metrics_page import MetricsPage
 from .gateway.redistribute import redistribute
 from .gateway.server import Server as GatewayServer
 from .gateway.server import server_of
+from .gateway.siblings import LIVE, private_path
 from .gateway.state import GATEWAY, Gateway
 from .gateway.tls import Listening, listen
 from .gateways.fleet import SpreadFleet, check_gateways
@@ -146,14 +148,27 @@ class Server:
         return status
 
     def _add_dashboard(self, admin: AdminSite, gateway: Gateway) -> None:
-        """Add the dashboard, or where the programs are in other processes what those tell of it."""
-        if isinstance(self._fleet, SpreadFleet):
-            admin.add(ProgramPages.of(gateway).routes())
-            return
-        book = gateway.book
-        calls_of = book.log.of_program if book is not None else lambda _: ()
-        about = {"policy": self._config.serve.policy}
-        Dashboard(admin, gateway, calls_of=calls_of, about=about)
+        """Add the dashboard; where the programs are in other processes it follows their feeds."""
+        book, is_spread = gateway.book, isinstance(self._fleet, SpreadFleet)
+        Dashboard(
+            admin,
+            gateway,
+            calls_of=book.log.of_program if book is not None else lambda _: (),
+            about={"policy": self._config.serve.policy},
+            rows=self._joined_rows(gateway) if is_spread else None,
+            journal=self._config.gateway.state,
+        )
+
+    def _joined_rows(self, gateway: Gateway) -> JoinedRows:
+        """Return the rows of all gateway processes."""
+
+        def follow(index: int) -> AsyncGenerator[tuple[str, bytes], None]:
+            return follow_feed(Path(private_path(str(self._folder), index)), LIVE)
+
+        def calls_in_flight() -> int:
+            return sum(self._fleet.loads().values())
+
+        return JoinedRows(self._config.serve.gateways, follow, calls_in_flight, gateway)
 
     async def _listen(self, server: GatewayServer) -> Listening:
         """Take calls: in this process, or in several others."""
@@ -199,9 +214,7 @@ class Server:
         url = f"{self._scheme}://{host}:{port}"
         _log.info("ready: OPENAI_BASE_URL=%s/v1 (policy %s)", url, self._config.serve.policy)
         _log.info("next: OPENAI_BASE_URL=%s/v1 autellix run your_agent.py", url)
-        if isinstance(self._fleet, SpreadFleet):
-            _log.info("look: autellix programs, %s/metrics", self._admin_url)
-        elif self._admin_url:
+        if self._admin_url:
             _log.info("look: %s/dashboard, autellix top, %s/metrics", *[self._admin_url] * 2)
 
     async def _drain(self, server: Listening) -> None:

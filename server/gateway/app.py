@@ -119,7 +119,7 @@ def create_app(
         )
     _add_routes(app.router)
     if siblings is not None:
-        siblings.add_routes(app.router)
+        siblings.add_routes(app)
     app.cleanup_ctx.append(_run)
     return app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ class GatewayClient:
         """
         try:
             async with self._asked("POST", path, document, headers) as response:
-                async for data in _server_sent(response.content):
+                async for _, data in _server_sent(response.content, _EVENT_BYTES_MAX):
                     if data == b"[DONE]":
                         return
                     event = orjson.loads(data)
@@ -72,6 +72,19 @@ class GatewayClient:
         except (aiohttp.ClientError, OSError) as error:
             raise _cut_off(error) from error
         raise _cut_off("it ends in the middle")
+
+    async def feed(self, path: str, bytes_max: int) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield (name, data) of an event stream until it ends.
+
+        Raises:
+            CallError: there is none, it is cut off, or an event is longer than ``bytes_max``.
+        """
+        try:
+            async with self._asked("GET", path, None, {}) as response:
+                async for event in _server_sent(response.content, bytes_max):
+                    yield event
+        except (aiohttp.ClientError, OSError) as error:
+            raise _cut_off(error) from error
 
     async def whole(
         self,
@@ -128,17 +141,21 @@ class LocalGateway:
         await self._runner.cleanup()
 
 
-async def _server_sent(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the data of each event."""
+async def _server_sent(
+    content: aiohttp.StreamReader, bytes_max: int
+) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield the name and the data of each event that has data."""
     rest = b""
     async for chunk in content.iter_any():
         *events, rest = _EVENT_END.split(rest + chunk)
-        if len(rest) > _EVENT_BYTES_MAX:
-            raise _cut_off(f"an event is longer than {_EVENT_BYTES_MAX} bytes")
+        if max(map(len, (rest, *events))) > bytes_max:
+            raise _cut_off(f"an event is longer than {bytes_max} bytes")
         for event in events:
-            lines = (line for line in event.splitlines() if line.startswith(b"data:"))
-            if data := b"\n".join(line[5:].strip() for line in lines):
-                yield data
+            lines = event.splitlines()
+            names = (line[6:].strip() for line in lines if line.startswith(b"event:"))
+            name = next(names, b"").decode("utf-8", "replace")
+            if data := b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:")):
+                yield name, data
 
 
 def _read_error(body: bytes, status: int) -> CallError:

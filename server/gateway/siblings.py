@@ -35,6 +35,7 @@ from ..types import EngineAddress
 from . import admin, calls, sessions
 from .client import CallError, GatewayClient
 from .dashboard import login, programs
+from .dashboard.stream import ProcessFeed
 from .errors import EngineBroken, NotFound
 from .explain import Handler
 from .gathering import gathered
@@ -49,6 +50,7 @@ from .state import ADMIN, ASKER_KEY, GATEWAY, Gateway, lower_headers
 _log = logging.getLogger(__name__)
 
 INTERNAL: Final = f"{wire.API_PREFIX}/internal"
+LIVE: Final = f"{INTERNAL}/live"  # what a process's programs do; see `dashboard.stream`
 ASK_S: Final = 10.0  # a process that takes longer is left out
 METRICS_S: Final = 4.0  # a scraper gives up by itself, mostly after 10 s, and has nothing then
 ASKED_AT_ONCE: Final = 64
@@ -134,13 +136,16 @@ class Siblings:
         for client in self._clients:
             await client.close()
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
+    def add_routes(self, app: web.Application) -> None:
         """Add what only siblings may ask."""
+        router = app.router
         router.add_get(f"{admin.API}/status", admin.status)
         router.add_get(_PROGRAMS, _list_programs)
         router.add_get(_PROGRAM, _show_program)
         router.add_get(f"{INTERNAL}/metrics", self._metrics)
         router.add_get(f"{INTERNAL}/homes/{{home}}", self._home)
+        if self.index is not None:
+            ProcessFeed(app[GATEWAY]).hang(app, LIVE)
 
     # whose is it
 

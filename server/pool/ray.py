@@ -46,6 +46,7 @@ _log = logging.getLogger("autellix.pool")
 NAMESPACE: Final = "autellix"
 _GUARD_FILE: Final = Path(guard.__file__)
 _ASK_S: Final = 5.0
+_KNOCK_S: Final = 10.0
 _POLL_S: Final = 0.3
 _LOG_LINES: Final = 20
 _PROGRESS_EVERY_S: Final = 10.0
@@ -341,6 +342,7 @@ def join_cluster(address: str) -> Any:
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
+            _knock(address)
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
@@ -348,9 +350,21 @@ def join_cluster(address: str) -> Any:
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"ray_address: {address!r}: {error}") from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Connect once to an address of the form HOST:PORT: Ray itself tries for a quarter of an hour.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S):
+            pass
 
 
 def own_address(address: str) -> str:

@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.feed = LiveFeed(scene.table, scene.engine_views, scene.clock, {"policy": "plas"})
+        self.feed = LiveFeed(scene.rows, scene.engine_views, scene.clock, {"policy": "plas"})
         for age_s in (2, 1, 0):
             scene.wander(1.0)
             self.feed.tick(scene.now_s - age_s)

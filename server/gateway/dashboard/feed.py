@@ -3,7 +3,8 @@
 The first message tells a viewer the fields of a row, then come all rows in chunks, then a message a
 second with the changed ones. Costs are bounded whatever happens: rows a second, viewers, and
 messages that a slow viewer may owe, who is sent away and comes back by itself. While nobody watches
-only the queues are sampled, so that there is a past to look at.
+only the queues are sampled, so that there is a past to look at. Where the rows come from, it does
+not know: see `rows`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ import orjson
 
 from ... import views
 from ...clock import Clock
-from ...process_table import ProcessTable
+from .rows import CHUNK, Rows
 
 PERIOD_S: Final = 1.0
 VIEWERS_MAX: Final = 16
 OWED_MAX: Final = 10  # messages
-ROWS_A_TICK: Final = 300  # more changed ones come with the next ticks, oldest change first
-CHUNK: Final = 250  # rows; calls go on between two chunks
 SAMPLES_MAX: Final = 900
 FAIRNESS_EVERY: Final = 10  # ticks
 FAIRNESS_ROWS: Final = 4_000  # of more programs every so manieth is looked at
@@ -73,15 +72,15 @@ class LiveFeed:
     """See the module. It belongs to the event loop.
 
     Args:
-        table: The programs.
+        rows: The programs.
         engine_views: Rows of engines as the pool sees them.
-        clock: The clock of ``table``.
+        clock: The clock of ``rows``.
         about: What else the first message says: policy, version.
     """
 
     def __init__(
         self,
-        table: ProcessTable,
+        rows: Rows,
         engine_views: Callable[[], Sequence[Mapping[str, Any]]],
         clock: Clock,
         about: Mapping[str, Any],
@@ -89,14 +88,11 @@ class LiveFeed:
         self.boot = secrets.token_hex(6)
         self.engines: list[dict[str, Any]] = []
         self.samples: deque[tuple[Any, ...]] = deque(maxlen=SAMPLES_MAX)
-        self._table = table
+        self._rows = rows
         self._engine_views = engine_views
         self._clock = clock
         self._about = dict(about)
         self._viewers: set[Viewer] = set()
-        self._rows: dict[str, views.Row] = {}
-        self._changed: dict[str, None] = {}
-        self._settling: deque[tuple[float, str]] = deque()  # (when to look again, program)
         self._filled: asyncio.Task[None] | None = None
         self._ticks = self._judged = 0
         self._moved = False  # whether a row has changed since fairness was looked at
@@ -147,7 +143,7 @@ class LiveFeed:
         now_s = self._clock.now_s()
         yield _event("hello", self._hello(now_s))
         await self._fill()
-        rows = list(self._rows.values())
+        rows = list(self._rows.held())
         for start in range(0, len(rows), CHUNK):
             yield _ROWS_WORD + orjson.dumps(rows[start : start + CHUNK]) + b"\n\n"
             await asyncio.sleep(0)
@@ -171,37 +167,18 @@ class LiveFeed:
     async def _fill(self) -> None:
         """Make all rows, once for however many come at the same time; calls go on meanwhile."""
         if self._filled is None:
-            self._table.changes.watcher = self._changed
             self._filled = asyncio.create_task(self._make_rows(), name="dashboard rows")
         await asyncio.shield(self._filled)
 
     async def _make_rows(self) -> None:
-        ids = [program.program_id for program in self._table.programs()]
-        for start in range(0, len(ids), CHUNK):
-            now_s = self._clock.now_s()
-            for program_id in ids[start : start + CHUNK]:
-                self._make_row(program_id, now_s)
-            await asyncio.sleep(0)
+        await self._rows.fill()
         self._fairness = self._judge()
-
-    def _make_row(self, program_id: str, now_s: float) -> views.Row | None:
-        """Return a program's row and remember it; None: it is forgotten."""
-        program = self._table.get(program_id)
-        if program is None:
-            return None
-        if views.settles(program):
-            assert program.completed_s is not None
-            due_s = program.completed_s + views.SETTLES_S
-            if due_s > now_s:
-                self._settling.append((due_s, program_id))
-        row = self._rows[program_id] = views.row_of(program, now_s)
-        return row
 
     def tick(self, now_s: float) -> None:
         """Sample the queues; tell everybody what has changed."""
         self._ticks += 1
         self._look_at_engines(now_s)
-        sample = views.queue_sample(now_s, self.engines, self._table.in_flight)
+        sample = views.queue_sample(now_s, self.engines, self._rows.in_flight)
         self.samples.append(sample)
         if not self._viewers:
             return
@@ -209,40 +186,25 @@ class LiveFeed:
             "now_s": now_s,
             "sample": sample,
             "engines": self.engines,
-            "total": len(self._table),
+            "total": self._rows.total,
         }
         if self._filled is not None and self._filled.done():
-            document["rows"], document["gone"] = self._news(now_s)
+            news = self._rows.news(now_s)
+            document["rows"], document["gone"] = news.rows, news.gone
+            self._moved = self._moved or bool(news.rows)
             if self._ticks >= self._judged + FAIRNESS_EVERY and self._moved:
                 self._judged, self._moved = self._ticks, False
                 self._fairness = document["fairness"] = self._judge()
-            document["behind"] = len(self._changed)
+            document["behind"] = news.behind
         message = _event("tick", document)
         for viewer in list(self._viewers):
             if not viewer.put(message):
                 self._leave(viewer)
 
-    def _news(self, now_s: float) -> tuple[list[views.Row], list[str]]:
-        while self._settling and self._settling[0][0] <= now_s:
-            self._changed[self._settling.popleft()[1]] = None
-        rows = []
-        for program_id in list(self._changed)[:ROWS_A_TICK]:
-            del self._changed[program_id]
-            before = self._rows.get(program_id)
-            row = self._make_row(program_id, now_s)
-            if row is not None and row != before:
-                rows.append(row)
-                self._moved = True
-        gone: list[str] = []
-        if len(self._rows) > len(self._table):  # else nothing can be forgotten but unseen ones
-            gone = [i for i in self._rows if self._table.get(i) is None]
-            for program_id in gone:
-                del self._rows[program_id]
-        return rows, gone
-
     def _judge(self) -> dict[str, Any]:
-        stride = -(-len(self._rows) // FAIRNESS_ROWS) or 1
-        return views.fairness(itertools.islice(self._rows.values(), 0, None, stride))
+        rows = self._rows.held()
+        stride = -(-len(rows) // FAIRNESS_ROWS) or 1
+        return views.fairness(itertools.islice(rows, 0, None, stride))
 
     def _look_at_engines(self, now_s: float) -> None:
         engines = []
@@ -268,13 +230,11 @@ class LiveFeed:
     def _leave(self, viewer: Viewer) -> None:
         viewer.close()
         self._viewers.discard(viewer)
-        if not self._viewers:  # nobody watches: hold nothing, and let the table note nothing
-            self._table.changes.watcher = None
+        if not self._viewers:
             if self._filled is not None:
                 self._filled.cancel()
                 self._filled = None
-            self._rows, self._changed = {}, {}
-            self._settling.clear()
+            self._rows.forget()
 
 
 def _event(name: str, document: Any) -> bytes:

@@ -7,7 +7,6 @@ key in a header, or the cookie that ``login`` gives for it. Nothing here changes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.resources
 from collections.abc import AsyncIterator, Mapping
@@ -18,16 +17,18 @@ from aiohttp import web
 
 from ... import views
 from ..admin import AdminRoute, AdminSite
-from ..errors import BadRequest, Busy, NotFound, Unauthorized
+from ..errors import BadRequest, NotFound, Unauthorized
 from ..request import read_body
 from ..state import Gateway
 from ..tasks import keep_running
-from .feed import LiveFeed, TooManyViewers
+from .feed import LiveFeed
 from .login import COOKIE, LASTS_S, PATH, Login, secret_for
 from .programs import CallsOf, ProgramPages, answer_json
+from .rows import Rows, TableRows
+from .stream import SLOW_S, answer_live
 
 LOGIN_BYTES_MAX: Final = 4096
-SLOW_VIEWER_S: Final = 10.0  # that one message may take
+SLOW_VIEWER_S: Final = SLOW_S
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -50,6 +51,8 @@ class Dashboard:
         gateway: What it shows.
         calls_of: The calls of a program that are still remembered, oldest first.
         about: What else viewers are told: policy, version.
+        rows: The programs of the live feed; None: the gateway's own.
+        journal: What the secret of the login lies beside; None: the gateway's journal.
     """
 
     def __init__(
@@ -59,11 +62,15 @@ class Dashboard:
         *,
         calls_of: CallsOf = lambda _: (),
         about: Mapping[str, Any],
+        rows: Rows | None = None,
+        journal: str | None = None,
     ) -> None:
-        self.feed = LiveFeed(gateway.table, gateway.engine_views, gateway.clock, about)
+        own = TableRows(gateway.table, gateway.clock) if rows is None else rows
+        self.feed = LiveFeed(own, gateway.engine_views, gateway.clock, about)
         self._gateway = gateway
         self._calls_of = calls_of
-        self.login = Login(site, gateway.clock, secret_for(gateway.config.state))
+        beside = gateway.config.state if journal is None else journal
+        self.login = Login(site, gateway.clock, secret_for(beside))
         self._files = dict(_read_files())
         site.doors.append(self.login.lets_in)
         site.add(self._routes())
@@ -144,28 +151,7 @@ class Dashboard:
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Stream what changes; see `LiveFeed`."""
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                messages = await stack.enter_async_context(self.feed.watching())
-            except TooManyViewers:
-                raise Busy("viewers: as many watch already as this server allows") from None
-            response = web.StreamResponse(
-                headers={
-                    "Content-Type": "text/event-stream",
-                    "Cache-Control": "no-store",
-                    "X-Accel-Buffering": "no",
-                }
-            )
-            await response.prepare(request)
-            try:
-                async for message in messages:
-                    async with asyncio.timeout(SLOW_VIEWER_S):
-                        await response.write(message)
-            except TimeoutError:  # it does not read, so it would not read a goodbye either
-                self._gateway.count("viewer too slow")
-                if request.transport is not None:
-                    request.transport.abort()
-            return response
+        return await answer_live(request, self.feed, SLOW_VIEWER_S)
 
     async def _engines(self, _request: web.Request) -> web.Response:
         """Return the engines, the queues of the last minutes and the fairness."""

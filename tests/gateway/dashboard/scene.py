@@ -26,6 +26,7 @@ from autellix.server.gateway.admin import AdminConfig, AdminSite
 from autellix.server.gateway.app import create_app
 from autellix.server.gateway.config import GatewayConfig
 from autellix.server.gateway.dashboard.pages import Dashboard
+from autellix.server.gateway.dashboard.rows import TableRows
 from autellix.server.gateway.state import GATEWAY, Gateway
 from autellix.server.process_table import ProcessTable
 from autellix.server.program import Arrival, Call
@@ -58,6 +59,7 @@ class Scene:
         self.clock = ManualClock(START_S)
         self.random = random.Random(seed)
         self.table = ProcessTable(now_s=START_S, closed_calls_max=200_000)
+        self.rows = TableRows(self.table, self.clock)  # for a feed that a test makes itself
         self.steps = {"e0": 41_200, "e1": 38_750}
         self.queue = [0.0, 0.0]
         config = GatewayConfig(state=state, calls_remembered=100_000)

@@ -12,13 +12,14 @@ import pytest
 from autellix.server import views
 from autellix.server.gateway.dashboard import feed as feeds
 from autellix.server.gateway.dashboard.feed import LiveFeed, TooManyViewers
+from autellix.server.gateway.dashboard.rows import ROWS_A_TICK
 
 from .scene import Scene
 
 
 def feed_of(scene: Scene) -> LiveFeed:
     """Return a feed over a scene, which ticks when the test says so."""
-    return LiveFeed(scene.table, scene.engine_views, scene.clock, {"policy": "plas"})
+    return LiveFeed(scene.rows, scene.engine_views, scene.clock, {"policy": "plas"})
 
 
 async def take(messages: AsyncIterator[bytes], until: str) -> list[tuple[str, Any]]:
@@ -94,7 +95,7 @@ async def test_rows_a_tick_are_bounded_and_none_is_forgotten():
             ((_, tick),) = await take(messages, "tick")
             sizes.append(len(tick["rows"]))
             told |= {row[views.ID] for row in tick["rows"]}
-        assert max(sizes) <= feeds.ROWS_A_TICK
+        assert max(sizes) <= ROWS_A_TICK
         assert len(told) == 1000
 
 
@@ -160,7 +161,7 @@ async def test_without_viewers_nothing_is_held_but_the_queues():
         assert len(first[0][1]["samples"]) == feeds.SAMPLES_MAX
         assert scene.table.changes.watcher is not None
     assert scene.table.changes.watcher is None
-    assert feed._rows == {}
+    assert not scene.rows.held()
 
 
 async def test_the_engines_step_rate_is_of_one_start():

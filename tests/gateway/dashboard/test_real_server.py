@@ -8,6 +8,8 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from autellix.server import views_cli
 from autellix.server.admin_cli import ENV_KEY, ENV_URL
 from tests.gateway.fake_engine import engine_in_thread
@@ -32,14 +34,17 @@ def is_journaled(folder: Path, session: str) -> bool:
     return any(session.encode() in file.read_bytes() for file in folder.glob("state.sqlite*"))
 
 
-def test_a_server_is_watched_killed_and_watched_again(tmp_path: Path, monkeypatch, capsys):
+@pytest.mark.parametrize("gateways", ["1", "2"])
+def test_a_server_is_watched_killed_and_watched_again(
+    tmp_path: Path, gateways: str, monkeypatch, capsys
+):
     """The page finds the way back by itself, with the programs of before; the terminal as well."""
     admin_port = free_port()
     with engine_in_thread(tmp_path) as (engine, _), chromium() as browser:
         arguments = (
             "--engine-url", f"http://127.0.0.1:{engine.address.port}", "--policy", "program",
             "--admin-port", str(admin_port), "--admin-keys", ADMIN,
-            "--state", str(tmp_path / "state.sqlite"),
+            "--state", str(tmp_path / "state.sqlite"), "--gateways", gateways,
         )  # fmt: skip
         one = Visit(browser, f"http://127.0.0.1:{admin_port}/dashboard")
         for turn in (1, 2):
