@@ -20,9 +20,9 @@ from autellix.server.lab import cost_model, gate
 from autellix.server.lab.cells import run_cells
 from autellix.server.lab.measure import Cell, Rule
 from autellix.server.lab.result_cache import ResultCache
+from benchmarks.policy_gate import LEVELS
 
 PROFILE = "a100-80g-llama-3.1-8b"
-BOUNDS_S = (5.0, 20.0, 80.0)  # as `autellix serve` starts engines on GPUs
 SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "plas": {
         "levels": ("[20]", "[5,20]", "[2.5,5,10,20,40,80,160]", "[0.5,1,2,4,8,16,32]"),
@@ -70,7 +70,7 @@ def main() -> None:
 
 def rows_of(policy: str) -> Iterator[Row]:
     """Yield the default first, then each value of each setting."""
-    base = f"plas:level_bounds_s={_bounds()}" if policy == "plas" else policy
+    base = LEVELS if policy == "plas" else policy
     yield Row(policy, "default", "", base)
     for setting, values in SWEEPS[policy].items():
         for value in values:
@@ -79,10 +79,6 @@ def rows_of(policy: str) -> Iterator[Row]:
             else:
                 arm = f"{base}{';' if ':' in base else ':'}{setting}={value}"
             yield Row(policy, setting, value, arm)
-
-
-def _bounds() -> str:
-    return "[" + ",".join(f"{bound:g}" for bound in BOUNDS_S) + "]"
 
 
 def show(trace: str, rows: list[Row], arguments: argparse.Namespace) -> None:

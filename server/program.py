@@ -288,13 +288,15 @@ class Program:
         self.hit_tokens += sign * (tokens.hit_tokens or 0)
         self.output_tokens += sign * tokens.output_tokens
 
-    def note_tool(self, tool_id: str, name: str, *, begins: bool) -> None:
-        """Note that a tool call of the agent begins or ends; an unknown end is no harm."""
+    def note_tool(self, tool_id: str, name: str, *, begins: bool) -> bool:
+        """Note that a tool call of the agent begins or ends; return whether that is news."""
         if not begins:
-            self.tools.pop(tool_id, None)
-        elif len(self.tools) < TOOLS_MAX and tool_id not in self.tools:
-            self.tools[tool_id] = name
-            self.tools_run += 1
+            return self.tools.pop(tool_id, None) is not None
+        if len(self.tools) >= TOOLS_MAX or tool_id in self.tools:
+            return False
+        self.tools[tool_id] = name
+        self.tools_run += 1
+        return True
 
     def view(self, now_s: float) -> dict[str, Any]:
         """Return the program as a row of JSON; times are ages in seconds."""

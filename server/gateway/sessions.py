@@ -167,9 +167,10 @@ async def tool_hint(request: web.Request) -> web.Response:
     program = gateway.table.get(program_id_of(scope, session))
     if program is None:
         raise NotFound(f"session: {session!r} is not known under this key", param="session")
-    program.note_tool(tool_id, name, begins=event == "start")
-    if event == "start" or not program.tools:
-        gateway.tool_noted(program.program_id, name if event == "start" else None)
+    begins = event == "start"
+    is_news = program.note_tool(tool_id, name, begins=begins)
+    if is_news and (begins or not program.tools):
+        gateway.tool_noted(program.program_id, name if begins else None)
     gateway.table.renew(program.program_id, gateway.clock.now_s())
     return web.Response(status=204, headers=_headers(gateway))
 

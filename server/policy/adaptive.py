@@ -227,6 +227,8 @@ class AdaptivePolicy:
             return
         if tool is not None:
             member.gap_key = tool
+        elif member.gap_since_s is None:  # it ran beside calls: the gap that comes is another's
+            member.gap_key = None
         if self.config.keep_gaps and member.seated and member.gap_since_s is not None:
             end_s = now_s + SHORT_S
             if tool is not None:

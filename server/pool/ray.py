@@ -350,13 +350,13 @@ def join_cluster(address: str) -> Any:
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise ConfigError(f"ray_address: {address!r}: {error}") from error
     return ray
 
 
 def _knock(address: str) -> None:
-    """Connect once to an address of the form HOST:PORT: Ray itself tries for a quarter of an hour.
+    """Connect once to an address of the form HOST:PORT: Ray itself goes on trying for minutes.
 
     Raises:
         OSError: nobody is there.

@@ -281,6 +281,19 @@ def test_a_gap_is_learned_under_the_name_of_its_tool_and_of_no_later_one():
     assert one.gaps._by_key["build"].endings == 10
 
 
+def test_a_tool_that_ran_beside_a_call_has_no_gap():
+    """It is over before the program is away, so what comes is not its gap."""
+    one = policy()
+    call = come(one, "a", 300, 0.0)
+    one.promote(0.0)
+    one.run(call, 0.0)
+    one.note_tool("a", "build", 0.0)
+    one.note_tool("a", None, 1.0)
+    one.leave(call, 2.0)
+    come(one, "a", 310, 90.0)
+    assert len(one.gaps) == 0
+
+
 def test_the_end_of_a_tool_keeps_the_seat_for_the_call_that_comes():
     """As long as a program without tools has, and no longer."""
     one = taught_gaps()

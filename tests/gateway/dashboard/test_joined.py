@@ -234,7 +234,7 @@ async def test_without_viewers_no_connection_is_held_and_nothing_remembered():
             assert await joint.filled(messages) == {"a": turn, "b": 1}
             assert (one.open, two.open, one.opened) == (1, 1, turn)
             one.tick(a=turn + 1)
-            await until(lambda: joint.held()["a"] == turn + 1)  # noqa: B023
+            await until(lambda turn=turn: joint.held()["a"] == turn + 1)
         await until(lambda: (one.open, two.open) == (0, 0))
         assert not joint.rows.held()
         assert not joint.rows._followed
