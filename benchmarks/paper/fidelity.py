@@ -8,6 +8,9 @@ machine that does nothing else:
     python -m benchmarks.paper.fit_cpu > out/mine.toml
     python -m benchmarks.paper.fidelity --profile out/mine.toml
 
+With ``--live FILE`` the live rounds are kept there, and found there the next time: then nothing is
+replayed, and they are set beside what the simulator says now.
+
 The model runs on ``--core``; this process, the gateway and vLLM's front end on another one. Slots
 and blocks are few, so that programs queue and evict each other within minutes, and both sides have
 the same. A server a policy runs all the time; the one that is not asked does nothing.
@@ -17,11 +20,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from autellix.server.lab import cost_model, metrics, serve_arms, trace, workload
 from autellix.server.lab.measure import Cell, run_cell
@@ -30,6 +36,7 @@ from autellix.server.lab.trace import Program
 from autellix.server.lab.workload import Waits
 
 WITHIN = 0.15
+ALIKE = 1.01  # medians this near have no order that a live run could show
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=60)
     parser.add_argument("--chunk", type=int, default=512, help="tokens a step computes at most")
+    parser.add_argument("--live", type=Path, help="keep the live rounds here, or take them from it")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     profile = cost_model.load(arguments.profile)
@@ -91,11 +99,51 @@ def main() -> None:
         context_tokens_max=kv_tokens - profile.block_tokens,
     )
     policies = arguments.policies.split(",")
+    kept = Kept(arguments.live)
+    traces = arguments.traces.split(",")
     pin(arguments.core)
-    with serve_arms.started(policies, arguments.model, vllm_arguments(profile)) as targets:
-        for name in arguments.traces.split(","):
-            live, simulated = rounds_of(name, profile, targets, arguments.rounds)
-            show(name, policies, live, simulated)
+    with ExitStack() as stack:
+        targets: dict[str, Target] = {}
+        if not all(kept.has(name, policies, arguments.rounds) for name in traces):
+            started = serve_arms.started(policies, arguments.model, vllm_arguments(profile))
+            targets = {target.name: target for target in stack.enter_context(started)}
+        for name in traces:
+            simulated: Rounds = {policy: [] for policy in policies}
+            for seed in range(arguments.rounds):
+                for policy in policies if seed % 2 == 0 else list(reversed(policies)):
+                    if not kept.has(name, [policy], seed + 1):
+                        kept.add(name, policy, replayed(name, targets[policy], profile, seed))
+                    simulated[policy].append(simulated_round(name, policy, profile, seed))
+                    print(f"{name} round {seed} {policy}: live {kept.rounds[name][policy][seed]}, "
+                          f"simulated {simulated[policy][-1]}", flush=True)  # fmt: skip
+            some = {policy: kept.rounds[name][policy][: arguments.rounds] for policy in policies}
+            show(name, policies, some, simulated)
+
+
+class Kept:
+    """The live rounds, by trace and policy, and the file that holds them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rounds: dict[str, Rounds] = {}
+        if path is not None and path.is_file():
+            for name, by_policy in json.loads(path.read_text(encoding="utf-8")).items():
+                self.rounds[name] = {k: [Round(**r) for r in v] for k, v in by_policy.items()}
+
+    def has(self, name: str, policies: Sequence[str], rounds: int) -> bool:
+        """Return whether so many rounds of a trace are there."""
+        there = self.rounds.get(name, {})
+        return all(len(there.get(policy, ())) >= rounds for policy in policies)
+
+    def add(self, name: str, policy: str, live: Round) -> None:
+        """Keep one more."""
+        self.rounds.setdefault(name, {}).setdefault(policy, []).append(live)
+        if self.path is not None:
+            plain = {
+                trace_name: {k: [asdict(r) for r in v] for k, v in by_policy.items()}
+                for trace_name, by_policy in self.rounds.items()
+            }
+            self.path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
 
 
 def pin(core: int) -> None:
@@ -123,39 +171,10 @@ def vllm_arguments(profile: cost_model.Profile) -> str:
     )
 
 
-def rounds_of(
-    name: str, profile: cost_model.Profile, targets: Sequence[Target], rounds: int
-) -> tuple[Rounds, Rounds]:
-    """Return the live rounds of a trace and the simulated ones; the seed is the round's number."""
-    load = LOADS[name]
-    programs = load.of(name)
-    live: Rounds = {}
-    simulated: Rounds = {}
-    for seed in range(rounds):
-        for target in targets if seed % 2 == 0 else list(reversed(targets)):
-            live.setdefault(target.name, []).append(replayed(load, programs, target, profile, seed))
-            cell = Cell(trace=name, arm=target.name, profile=profile, rate_per_s=load.rate_per_s,
-                        seed=seed, programs=load.programs)  # fmt: skip
-            result = run_cell(cell, programs)
-            latency = result["token_latency_s"]
-            hits = result["engine"]["prefix_hit_share"]
-            simulated.setdefault(target.name, []).append(
-                Round(latency["mean"], latency["p95"], hits)
-            )
-            print(f"{name} round {seed} {target.name}: live {live[target.name][-1]}, "
-                  f"simulated {simulated[target.name][-1]}", flush=True)  # fmt: skip
-    return live, simulated
-
-
-def replayed(
-    load: Load,
-    programs: Sequence[Program],
-    target: Target,
-    profile: cost_model.Profile,
-    seed: int,
-) -> Round:
+def replayed(name: str, target: Target, profile: cost_model.Profile, seed: int) -> Round:
     """Replay one round live; a lost call ends the run."""
-    arrivals = workload.poisson(programs, load.rate_per_s, float("inf"), seed)
+    load = LOADS[name]
+    arrivals = workload.poisson(load.of(name), load.rate_per_s, float("inf"), seed)
     some = list(islice(arrivals, load.programs))
     done = asyncio.run(Replay(target, profile, Waits(), seed=seed).run(some))
     if lost := [text for p in done for text in p.lost_calls]:
@@ -168,6 +187,16 @@ def replayed(
     return Round(figures["mean"], figures["p95"], hits)
 
 
+def simulated_round(name: str, policy: str, profile: cost_model.Profile, seed: int) -> Round:
+    """Run the same round in virtual time."""
+    load = LOADS[name]
+    cell = Cell(trace=name, arm=policy, profile=profile, rate_per_s=load.rate_per_s, seed=seed,
+                programs=load.programs)  # fmt: skip
+    result = run_cell(cell, load.of(name))
+    latency = result["token_latency_s"]
+    return Round(latency["mean"], latency["p95"], result["engine"]["prefix_hit_share"])
+
+
 def show(name: str, policies: Sequence[str], live: Rounds, simulated: Rounds) -> None:
     """Print the table of one trace."""
     for policy in policies:
@@ -178,11 +207,15 @@ def show(name: str, policies: Sequence[str], live: Rounds, simulated: Rounds) ->
         held = "within" if max(abs(mean - 1), abs(p95 - 1)) <= WITHIN else "NOT within"
         print(f"{name:14} {policy:8} live ÷ simulated: mean {mean:.3f} p95 {p95:.3f}, {held} "
               f"{WITHIN:.0%}; hits {hits[0]:.3f} and {hits[1]:.3f}")  # fmt: skip
-    orders = [
-        sorted(policies, key=lambda policy: statistics.median(r.mean_s for r in side[policy]))
+    medians = [
+        {policy: statistics.median(r.mean_s for r in side[policy]) for policy in policies}
         for side in (live, simulated)
     ]
+    orders = [sorted(policies, key=side.__getitem__) for side in medians]
     same = "the same" if orders[0] == orders[1] else "NOT the same"
+    if max(medians[1].values()) <= ALIKE * min(medians[1].values()):
+        apart = max(medians[0].values()) / min(medians[0].values())
+        same = f"alike in the simulator, {apart:.3f} x apart live"
     print(f"{name:14} order live {' < '.join(orders[0])}, simulated {' < '.join(orders[1])}: "
           f"{same}", flush=True)  # fmt: skip
 

@@ -135,7 +135,8 @@ def main() -> None:
     for name in ("kv_s_per_token", "flop_s_per_token", "attention_s_per_pair"):
         print(f"{name} = {fitted[name]:.4e}")
     print(f"swap_s_per_byte = 2.0e-10\n\n[host]\ngap_s = {fitted['gap_s']:.4e}")
-    print(f"schedule_fixed_s = 0.0\nschedule_per_call_s = {fitted['per_call_s']:.4e}\n\n[engine]")
+    print(f"schedule_fixed_s = 0.0\nschedule_per_call_s = {fitted['per_call_s']:.4e}")
+    print("turnaround_s = 0.02  # an estimate, not fitted: HTTP, gateway, client\n\n[engine]")
     print(f"kv_tokens = {KV_TOKENS}\nblock_tokens = {BLOCK_TOKENS}\nslots = {SLOTS}")
     print(f"chunk_tokens = {CHUNK_TOKENS}\ncontext_tokens_max = 8192\nbatches_in_flight = 1")
 

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "profiles"
 #: The constants that a sensitivity run moves by ± 30 %, one at a time.
 CONSTANTS: Final = (
     "weight_s", "kv_s_per_token", "flop_s_per_token", "attention_s_per_pair", "gap_s",
-    "schedule_fixed_s", "schedule_per_call_s",
+    "schedule_fixed_s", "schedule_per_call_s", "turnaround_s",
 )  # fmt: skip
 
 
@@ -52,6 +52,9 @@ class Profile:
         gap_s: What every step costs besides the model: launch, sampling, output.
         schedule_fixed_s: The scheduler's own time per step, measured.
         schedule_per_call_s: The same, per call in the batch.
+        turnaround_s: From a call's last token until the program's next call is at the engine, apart
+            from the tool: the way to the client and back. In that time the engine decides without
+            it, so that a waiting call takes its blocks.
         kv_tokens: Room of the KV cache.
         chunk_tokens: Most tokens of a step (vLLM's max_num_batched_tokens).
         batches_in_flight: 2 where vLLM schedules a step while the last one runs.
@@ -67,6 +70,7 @@ class Profile:
     gap_s: float
     schedule_fixed_s: float
     schedule_per_call_s: float
+    turnaround_s: float
     kv_tokens: int
     block_tokens: int
     slots: int

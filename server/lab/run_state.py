@@ -131,8 +131,10 @@ class ProgramFacts:
         for place, call in enumerate(calls):
             start_s = max((ends_s[places[parent]] for parent in call.parents), default=0.0)
             new = call.prompt_tokens - call.prefix_tokens
+            back_s = profile.turnaround_s if call.parents else 0.0
             ends_s.append(
                 start_s
+                + back_s
                 + tool_s[place]
                 + profile.alone_s(call.prefix_tokens, new, call.output_tokens)
             )

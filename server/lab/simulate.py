@@ -160,9 +160,12 @@ class Simulation:
         return facts
 
     def _ready(self, program: ProgramRun, place: int, now_s: float) -> None:
-        wait_s = self._waits.before(program.number, program.program.calls[place])
+        call = program.program.calls[place]
+        wait_s = self._waits.before(program.number, call)
+        program.tool_s += wait_s
+        if call.parents:
+            wait_s += self._profile.turnaround_s
         if wait_s > 0:
-            program.tool_s += wait_s
             self._push(now_s + wait_s, _READY, (program, place))
         else:
             self._start(program, place, now_s)

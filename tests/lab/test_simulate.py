@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autellix.server.lab import arms, gate, golden, metrics, trace
+from autellix.server.lab import arms, cost_model, gate, golden, metrics, trace
 from autellix.server.lab.cells import run_cells
 from autellix.server.lab.invariants import BrokenInvariantError, InvariantChecker
 from autellix.server.lab.measure import Cell, Rule, run_cell, simulate_cell
@@ -125,6 +125,43 @@ def test_tool_waits_are_waited_for(small_profile):
     for program in outcome.programs:
         assert program.tool_s > 1.0
         assert metrics.response_s(program, outcome.ended_s) > program.tool_s
+
+
+def test_the_next_call_comes_after_the_way_to_the_client_and_back(small_profile):
+    """A call arrives ``turnaround_s`` after its last parent's end; the first ones at once."""
+    profile = replace(small_profile, turnaround_s=0.07)
+    cell = small_cell(profile, "bfcl-gt", "plas", programs=4)
+    outcome, _, _ = simulate_cell(cell, trace.load("bfcl-gt"))
+    for program in outcome.programs:
+        runs = {run.call.id: run for run in outcome.calls if run.program is program}
+        for run in runs.values():
+            ended_s = max((runs[parent].finished_s for parent in run.call.parents), default=None)
+            if ended_s is None:
+                assert run.arrival_s == program.arrival_s
+            else:
+                assert run.arrival_s == pytest.approx(ended_s + 0.07)
+
+
+def test_a_turnaround_lets_a_waiting_call_take_the_blocks():
+    """Two programs that do not fit together: between two calls of one the other one comes in.
+
+    Without a way back the next call would be there before the engine decides, which no client
+    can do; so the order inside the levels looked better than it is (docs/lab.md, fidelity).
+    """
+    profile = cost_model.load("this-cpu-smollm2")
+    profile = replace(profile, kv_tokens=7_680, slots=2, context_tokens_max=7_552)
+    programs = [
+        p for p in trace.load("bfcl-gt") if p.largest_tokens <= 4_500 and p.output_tokens <= 180
+    ]
+    hits = {
+        back_s: run_cell(
+            Cell(trace="bfcl-gt", arm="plas", rate_per_s=0.1, programs=2,
+                 profile=replace(profile, turnaround_s=back_s)),
+            programs,
+        )["engine"]["prefix_hit_share"]
+        for back_s in (0.0, 0.001)
+    }  # fmt: skip
+    assert hits[0.0] > hits[0.001]
 
 
 def test_without_a_prefix_cache_there_are_no_hits(small_profile):
