@@ -1,7 +1,7 @@
 """The main job, as `make demo` runs it: four agents at the same time on one real vLLM engine.
 
 It starts `autellix serve` with SmolLM2-135M on the CPU twice, once first come, first served
-(`fcfs`) and once program-aware (`plas`), runs the same agents against each, and prints what the
+(`fcfs`) and once program-aware (`adaptive`), runs the same agents against each, and prints what the
 server knows of them and who finished first. Every process it starts ends with it, whatever ends it.
 """
 
@@ -31,7 +31,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "out"
-POLICIES = ("fcfs", "plas")
+POLICIES = ("fcfs", "adaptive")
 AGENTS = {  # file → the framework in it; the last one starts when the others are under way
     "autogen_team.py": "AutoGen",
     "langgraph_agent.py": "LangGraph",
@@ -338,7 +338,7 @@ def run(policies: Sequence[str], children: Children) -> None:
 def main() -> int:
     """Run the demo; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--policy", nargs="+", default=POLICIES, help="default: fcfs plas")
+    parser.add_argument("--policy", nargs="+", default=POLICIES, help="default: fcfs adaptive")
     options = parser.parse_args()
     LOGS.mkdir(exist_ok=True)
     children = Children()

@@ -62,7 +62,7 @@ class ServeConfig:
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: a free one", minimum=0, maximum=65535)
-    policy: Policy = setting("plas", "who goes first; see docs/operations.md")
+    policy: Policy = setting("adaptive", "who goes first; see docs/operations.md")
     balancer: str = setting("locality", "which engine gets a call; see docs/balancer.md")
     gateways: int = setting(
         1, "gateway processes, for when one core is full", minimum=1, maximum=COUNT_MAX

@@ -76,7 +76,7 @@ class MultiEngine:
         model: str | None = None,
         *,
         replicas: int = 1,
-        policy: str = "plas",
+        policy: str = "adaptive",
         balancer: str | None = None,
         engine_urls: Sequence[str] = (),
         vllm_args: Sequence[str] = (),

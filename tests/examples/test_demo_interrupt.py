@@ -30,7 +30,7 @@ def test_ctrl_c_while_the_engine_loads_leaves_no_process(tmp_path: Path):
     log = tmp_path / "demo.log"
     with log.open("wb") as output:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "examples.demo", "--policy", "plas"],
+            [sys.executable, "-m", "examples.demo", "--policy", "adaptive"],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
