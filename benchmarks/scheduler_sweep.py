@@ -35,7 +35,7 @@ SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "adaptive": {
         "ageing": ("0", "1", "4", "16", "64"),
-        "displace": ("0.25", "0.5", "2", "1000"),
+        "displace": ("0.25", "0.5", "1", "1000"),
         "kv_fill": ("0.7", "0.8", "0.95"),
         "keep_gaps": ("false",),
     },
@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", action="append")
     parser.add_argument("--policy", choices=sorted(SWEEPS), action="append")
+    parser.add_argument("--setting", action="append", help="only these, and the default")
     parser.add_argument("--rho", type=float, default=1.0)
     parser.add_argument("--horizon", type=float, default=3600.0)
     parser.add_argument("--seeds", type=int, default=1)
@@ -65,7 +66,11 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     for trace in arguments.trace or ("bfcl-gt", "chat-sharegpt"):
         for policy in arguments.policy or SWEEPS:
-            show(trace, list(rows_of(policy)), arguments)
+            rows = [
+                row for row in rows_of(policy)
+                if row.setting in (arguments.setting or (row.setting,)) or not row.value
+            ]  # fmt: skip
+            show(trace, rows, arguments)
 
 
 def rows_of(policy: str) -> Iterator[Row]:
