@@ -189,14 +189,16 @@ class VirtualEngine:
         self.seat.after_finish(run, now_s)
 
     def _nothing(self, output: Any, now_s: float) -> float | None:
-        if self._in_flight:  # as vLLM: an empty batch stands in the pipeline behind the full one
-            self._in_flight.append(Batch(output, [], [], self._last_end_s, self._last_end_s))
-            return self._last_end_s
-        self._update(output, [], [])
         self._retries += 1
         if self._retries > STUCK_RETRIES_MAX:
             raise StuckError(f"{len(self.runs)} calls, none scheduled for {self._retries} tries")
-        return now_s + RETRY_S
+        if self._in_flight and self._in_flight[-1].runs:
+            # As vLLM: an empty batch stands in the pipeline behind the full one.
+            self._in_flight.append(Batch(output, [], [], self._last_end_s, self._last_end_s))
+            return self._last_end_s
+        self._update(output, [], [])
+        # Behind an empty batch no second one: they would go round in one instant for ever.
+        return None if self._in_flight else now_s + RETRY_S
 
     def _batch(self, output: Any, now_s: float) -> Batch:
         counts = output.num_scheduled_tokens
