@@ -121,7 +121,7 @@ async def test_the_policy_is_switched_and_no_call_is_lost(tmp_path: Path):
     """Calls before, during and after; a restarted or new engine learns it when it says hello."""
     async with operated(tmp_path, replicas=2) as (engine, operator):
         status, answer = await operator.ask("GET", "/policy")
-        assert (status, answer["policy"]) == (200, "plas")
+        assert (status, answer["policy"]) == (200, "adaptive")
         members = engine.fleet.pool.all()
         await until(lambda: all(m.state is EngineState.READY for m in members), 60)
         calls = []
@@ -160,7 +160,7 @@ async def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path):
             assert status == 400, (path, body, answer)
             assert message in answer["error"]["message"]
         assert (await operator.ask("DELETE", "/engines/e9"))[0] == 404
-        assert engine.fleet.policy_view()["policy"] == "plas"
+        assert engine.fleet.policy_view()["policy"] == "adaptive"
         assert len(engine.fleet.pool.all()) == 1
 
 
