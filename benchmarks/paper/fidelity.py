@@ -23,7 +23,7 @@ import asyncio
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -89,15 +89,8 @@ def main() -> None:
     parser.add_argument("--live", type=Path, help="keep the live rounds here, or take them from it")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    profile = cost_model.load(arguments.profile)
-    kv_tokens = arguments.blocks * profile.block_tokens
-    profile = replace(
-        profile,
-        slots=arguments.slots,
-        chunk_tokens=arguments.chunk,
-        kv_tokens=kv_tokens,
-        context_tokens_max=kv_tokens - profile.block_tokens,
-    )
+    profile = limited(cost_model.load(arguments.profile), arguments.slots, arguments.blocks,
+                      arguments.chunk)  # fmt: skip
     policies = arguments.policies.split(",")
     kept = Kept(arguments.live)
     traces = arguments.traces.split(",")
@@ -108,16 +101,18 @@ def main() -> None:
             started = serve_arms.started(policies, arguments.model, vllm_arguments(profile))
             targets = {target.name: target for target in stack.enter_context(started)}
         for name in traces:
-            simulated: Rounds = {policy: [] for policy in policies}
-            for seed in range(arguments.rounds):
-                for policy in policies if seed % 2 == 0 else list(reversed(policies)):
-                    if not kept.has(name, [policy], seed + 1):
-                        kept.add(name, policy, replayed(name, targets[policy], profile, seed))
-                    simulated[policy].append(simulated_round(name, policy, profile, seed))
-                    print(f"{name} round {seed} {policy}: live {kept.rounds[name][policy][seed]}, "
-                          f"simulated {simulated[policy][-1]}", flush=True)  # fmt: skip
-            some = {policy: kept.rounds[name][policy][: arguments.rounds] for policy in policies}
-            show(name, policies, some, simulated)
+            simulated = rounds_of(name, policies, profile, targets, arguments.rounds, kept)
+            live = {policy: kept.rounds[name][policy][: arguments.rounds] for policy in policies}
+            show(name, policies, live, simulated)
+
+
+def limited(
+    profile: cost_model.Profile, slots: int, blocks: int, chunk_tokens: int
+) -> cost_model.Profile:
+    """Return the profile of an engine with little room, live and in virtual time."""
+    kv_tokens = blocks * profile.block_tokens
+    return replace(profile, slots=slots, chunk_tokens=chunk_tokens, kv_tokens=kv_tokens,
+                   context_tokens_max=kv_tokens - profile.block_tokens)  # fmt: skip
 
 
 class Kept:
@@ -139,11 +134,8 @@ class Kept:
         """Keep one more."""
         self.rounds.setdefault(name, {}).setdefault(policy, []).append(live)
         if self.path is not None:
-            plain = {
-                trace_name: {k: [asdict(r) for r in v] for k, v in by_policy.items()}
-                for trace_name, by_policy in self.rounds.items()
-            }
-            self.path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(self.rounds, default=asdict, indent=1)
+            self.path.write_text(text + "\n", encoding="utf-8")
 
 
 def pin(core: int) -> None:
@@ -169,6 +161,25 @@ def vllm_arguments(profile: cost_model.Profile) -> str:
         f"--max-num-seqs {profile.slots} --max-num-batched-tokens {profile.chunk_tokens} "
         f"--max-model-len {profile.context_tokens_max}"
     )
+
+
+def rounds_of(
+    name: str, policies: Sequence[str], profile: cost_model.Profile,
+    targets: Mapping[str, Target], rounds: int, kept: Kept,
+) -> Rounds:  # fmt: skip
+    """Replay the live rounds that are not kept yet, and return the simulated ones.
+
+    The seed is the round's number; every other round goes through the policies backwards.
+    """
+    simulated: Rounds = {policy: [] for policy in policies}
+    for seed in range(rounds):
+        for policy in policies if seed % 2 == 0 else list(reversed(policies)):
+            if not kept.has(name, [policy], seed + 1):
+                kept.add(name, policy, replayed(name, targets[policy], profile, seed))
+            simulated[policy].append(simulated_round(name, policy, profile, seed))
+            print(f"{name} round {seed} {policy}: live {kept.rounds[name][policy][seed]}, "
+                  f"simulated {simulated[policy][-1]}", flush=True)  # fmt: skip
+    return simulated
 
 
 def replayed(name: str, target: Target, profile: cost_model.Profile, seed: int) -> Round:

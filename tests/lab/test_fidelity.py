@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,7 @@ def test_kept_live_rounds_are_met(policy: str):
     kept = fidelity.Kept(MEASURED / "live.json")
     live = kept.rounds["bfcl-gt"][policy]
     assert len(live) == 5
-    profile = replace(
-        cost_model.load(str(MEASURED / "profile.toml")),
-        slots=2, chunk_tokens=256, kv_tokens=60 * 128, context_tokens_max=59 * 128,
-    )  # fmt: skip
+    profile = fidelity.limited(cost_model.load(str(MEASURED / "profile.toml")), 2, 60, 256)
     for seed, measured in enumerate(live):
         simulated = fidelity.simulated_round("bfcl-gt", policy, profile, seed)
         assert simulated.hit_share == pytest.approx(measured.hit_share, abs=1e-5)

@@ -195,21 +195,43 @@ def test_programs_outside_the_window_are_not_measured(small_profile):
     assert all(10 <= p.arrival_s < 50 for p in counted)
 
 
-def test_the_short_gate_cells_hold():
-    """The default policy is never worse than stock vLLM, without a queue or with one.
+def not_worse_than_stock(results: dict[str, dict], arm: str) -> None:
+    """Check a short gate cell of an arm against stock vLLM's: the limit is 1.02 x."""
+    stock, ours = results["fcfs"], results[arm]
+    assert stock["programs"] == ours["programs"] > 3
+    for figure in ("token_latency_s", "response_s", "slowdown"):
+        assert ours[figure]["mean"] <= 1.02 * stock[figure]["mean"], figure
 
-    Virtual time. ``plas`` is worse with one (docs/lab.md): its programs evict each other.
-    """
+
+@pytest.fixture(scope="module")
+def short_gate() -> list[dict[str, dict]]:
+    """The short gate cells and the same with ``plas``: results by arm, the lower rate first."""
     programs = trace.load("bfcl-gt")
     by_rate: dict[float, dict[str, dict]] = {}
     for cell in gate.short_cells():
-        by_rate.setdefault(cell.rate_per_s, {})[cell.arm] = run_cell(cell, programs)
+        for arm in {cell.arm, "plas"} if cell.arm != "fcfs" else {"fcfs"}:
+            by_rate.setdefault(cell.rate_per_s, {})[arm] = run_cell(
+                replace(cell, arm=arm), programs
+            )
     assert len(by_rate) == 2
-    for rate, results in by_rate.items():
-        stock, ours = results["fcfs"], results["adaptive"]
-        assert stock["programs"] == ours["programs"] > 3
-        for figure in ("token_latency_s", "response_s", "slowdown"):
-            assert ours[figure]["mean"] <= 1.02 * stock[figure]["mean"], (rate, figure)
+    return [by_rate[rate] for rate in sorted(by_rate)]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["no queue", "a queue"])
+def test_the_short_gate_cells_hold(short_gate, place: int):
+    """The default policy is never worse than stock vLLM (virtual time)."""
+    not_worse_than_stock(short_gate[place], "adaptive")
+
+
+def test_the_short_gate_cells_hold_for_plas_without_a_queue(short_gate):
+    """The paper's order costs nothing where nobody waits."""
+    not_worse_than_stock(short_gate[0], "plas")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="1.22 x: docs/known-limits.md")
+def test_the_short_gate_cells_hold_for_plas_with_a_queue(short_gate):
+    """They do not: between two calls of a program another one takes its blocks."""
+    not_worse_than_stock(short_gate[1], "plas")
 
 
 def test_the_gate_set_is_small_enough():
