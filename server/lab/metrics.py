@@ -67,13 +67,12 @@ def program_figures(
         "programs": len(programs),
         "unfinished": sum(p.ended_s is None for p in programs),
         **_times(programs, now_s),
-        "by_size": [{"programs": len(some), **_times(some, now_s)} for some in classes],
+        "by_size": [
+            {"programs": len(some), **_times(some, now_s), **_wait_share(some)} for some in classes
+        ],
+        **_wait_share(programs),
     }
     if programs:
-        wait_s = sum(p.wait_s for p in programs)
-        figures["wait_share"] = rounded(
-            wait_s / max(1e-9, wait_s + sum(p.service_s for p in programs))
-        )
         figures["tool_s_mean"] = rounded(sum(p.tool_s for p in programs) / len(programs))
         figures["goodput_share"] = {
             f"within_{factor}x": rounded(
@@ -86,6 +85,14 @@ def program_figures(
             for factor in GOODPUT_FACTORS
         }
     return figures
+
+
+def _wait_share(programs: Sequence[ProgramRun]) -> dict[str, float]:
+    if not programs:
+        return {}
+    wait_s = sum(p.wait_s for p in programs)
+    served_s = sum(p.service_s for p in programs)
+    return {"wait_share": rounded(wait_s / max(1e-9, wait_s + served_s))}
 
 
 def _times(programs: Sequence[ProgramRun], now_s: float) -> dict[str, dict[str, float]]:

@@ -72,15 +72,23 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     return [*written, page]
 
 
-def gain_at(results: Sequence[Result], trace: str, limit_s: float) -> dict[str, float | None]:
-    """Return the rate at which each arm's mean token latency crosses a limit.
+def gain_at(
+    results: Sequence[Result], trace: str, limit_s: float, figure: str = "mean"
+) -> dict[str, float | None]:
+    """Return the rate at which each arm's token latency crosses a limit.
 
     Between two rates of the sweep the latency is taken to grow evenly. An arm whose sweep does
     not cross the limit has none: the last point is no answer.
+
+    Args:
+        results: Of a sweep.
+        trace: The trace.
+        limit_s: Of the token latency.
+        figure: ``mean``, ``p50``, ``p95`` or ``p99``.
     """
     found: dict[str, float | None] = {}
     for arm in _values(results, "arm"):
-        points = _curve(results, trace, arm, "token_latency_s", "mean")
+        points = _curve(results, trace, arm, "token_latency_s", figure)
         found[arm] = None
         for (rate, value), (next_rate, next_value) in itertools.pairwise(points):
             if value <= limit_s < next_value:
@@ -121,6 +129,8 @@ def _of_trace(results: Sequence[Result], trace: str) -> Iterable[Figure]:
         yield _rate_curves(some, trace, key, title)
     yield _size_bars(some, trace)
     yield _waiting_share(some, trace)
+    yield _waiting_by_size(some, trace)
+    yield _hits(some, trace)
     if any("response_by_arrival_s" in r for r in some):
         yield _burst(some, trace)
 
@@ -175,6 +185,42 @@ def _waiting_share(results: Sequence[Result], trace: str) -> Figure:
     axis.set_ylabel("wait ÷ (wait + service)")
     axis.set_xlabel("programs per second")
     return _figure(figure, axis, f"{trace}-waiting", f"{trace}: share of time spent waiting")
+
+
+def _waiting_by_size(results: Sequence[Result], trace: str) -> Figure:
+    figure, (axis,) = _subplots(1)
+    rate = max(_values(results, "rate_per_s"))
+    for arm in _values(results, "arm"):
+        some = [r["by_size"] for r in results if r["arm"] == arm and r["rate_per_s"] == rate]
+        heights = [
+            fmean(shares)
+            for number in range(len(CLASS_NAMES))
+            if (shares := [s[number]["wait_share"] for s in some if "wait_share" in s[number]])
+        ]
+        if len(heights) == len(CLASS_NAMES):
+            axis.plot(CLASS_NAMES, heights, marker="o", markersize=3, label=arm)
+    axis.set_ylabel("wait ÷ (wait + service)")
+    title = f"{trace}: share of time spent waiting by program size at {rate:g} programs/s"
+    return _figure(figure, axis, f"{trace}-waiting-sizes", title)
+
+
+def _hits(results: Sequence[Result], trace: str) -> Figure:
+    figure, axes = _subplots(2)
+    names = ("hit_share_within_programs", "hit_share_across_programs")
+    for axis, name in zip(axes, names, strict=True):
+        for arm in _values(results, "arm"):
+            points: dict[float, list[float]] = {}
+            for r in results:
+                if r["arm"] == arm and name in r.get("call", {}):
+                    points.setdefault(r["rate_per_s"], []).append(r["call"][name])
+            if points:
+                rates = sorted(points)
+                axis.plot(rates, [fmean(points[rate]) for rate in rates], marker="o", markersize=3,
+                          label=arm)  # fmt: skip
+        axis.set_title(name.replace("hit_share_", "").replace("_", " "))
+        axis.set_xlabel("programs per second")
+    axes[0].set_ylabel("share of prompt tokens")
+    return _figure(figure, axes[-1], f"{trace}-hits", f"{trace}: prompt tokens found in the cache")
 
 
 def _burst(results: Sequence[Result], trace: str) -> Figure:
