@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 MAKEFLAGS += --jobs=4  # what a target needs waits for the network more than for the processor
 unexport MAKEFLAGS MFLAGS  # ninja would ask this make's job server, whose pipe its recipes do not have
 
-.PHONY: setup system model demo test test-all lint types native bench compat clean clean-compat help
+.PHONY: setup system model demo test test-all lint types native bench compat releases clean clean-compat help
 
 help:           ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -77,6 +77,9 @@ bench: $(STAMP) ## the quick benchmarks, two minutes on an idle machine: the SDK
 
 compat: $(STAMP) ## the SDK with other Pythons and frameworks, each in its own environment; writes docs/compatibility.md
 	@$(BIN)/python -m tests.sdk.compat.run $(ENVIRONMENTS)
+
+releases: model ## the scheduler's tests with each vLLM release that is supported, each in its own environment
+	@$(BIN)/python -m tests.engine.releases $(RELEASES)
 
 clean-compat:
 	rm -rf .venv-compat

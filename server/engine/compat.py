@@ -1,16 +1,20 @@
 """The only place that knows versions of vLLM, and what this one lacks.
 
-``X-Session-ID`` reaches the scheduler from vLLM 0.32 on; below that nothing here works.
+The tests of ``make releases`` pass on the floor and on each release from there on; older ones were
+never tried, so they are refused.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import vllm
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
@@ -19,7 +23,7 @@ from autellix.errors import ConfigError
 
 from ..call_tag import find_call, unseal_program
 
-VLLM_FLOOR: Final = (0, 32)
+VLLM_FLOOR: Final = (0, 30)
 
 # What the scheduler overrides or reads; a release without one of them is refused at start.
 _SEAM: Final = (
@@ -31,6 +35,11 @@ _SEAM: Final = (
     "_request_blocks_can_be_freed",
     "_update_after_schedule",
     "shutdown",
+)
+
+# From vLLM 0.31 on: models with state space layers keep a checkpoint where the prompt ends.
+_ASKS_PREFILL_END: Final = (
+    "prefill_end" in inspect.signature(KVCacheCoordinator.get_num_blocks_to_allocate).parameters
 )
 
 _READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -62,7 +71,7 @@ def check_version() -> None:
     if found is not None and (int(found[1]), int(found[2])) < VLLM_FLOOR:
         raise ConfigError(
             f"vLLM {vllm.__version__} is too old for the autellix scheduler: "
-            f"it needs {VLLM_FLOOR[0]}.{VLLM_FLOOR[1]} or newer, which hand X-Session-ID on"
+            f"it needs {VLLM_FLOOR[0]}.{VLLM_FLOOR[1]} or newer"
         )
     missing = [name for name in _SEAM if not hasattr(AsyncScheduler, name)]
     if missing:
@@ -166,6 +175,62 @@ def is_ready(request: Request, scheduler: Any) -> bool:
     return False
 
 
+class _SideQueue(RequestQueue):
+    """vLLM 0.30's queue of calls that were passed over: empty, as all stand where others wait."""
+
+    def __init__(self, waiting: RequestQueue) -> None:
+        self._waiting = waiting
+
+    def add_request(self, request: Request) -> None:
+        self._waiting.add_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        self._waiting.prepend_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        self._waiting.prepend_requests(requests)
+
+    def peek_request(self) -> Request:
+        raise IndexError("it is always empty")
+
+    def pop_request(self) -> Request:
+        raise IndexError("it is always empty")
+
+    def remove_request(self, request: Request) -> None:
+        """Do nothing: vLLM asks the other queue as well."""
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Do nothing: vLLM asks the other queue as well."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Request]:
+        """Go through those that wait: vLLM looks here for calls whose KV is being loaded."""
+        return iter(self._waiting)
+
+
+def join_queues(scheduler: Any) -> None:
+    """Have all calls that wait stand in ``scheduler.waiting``, which the policy orders."""
+    if hasattr(scheduler, "skipped_waiting"):
+        scheduler.skipped_waiting = _SideQueue(scheduler.waiting)
+
+
+def hash_block_tokens(kv_cache_config: Any) -> int | None:
+    """Return the tokens of what prefixes are compared by; None: a block, as before vLLM 0.32."""
+    tokens: int | None = getattr(kv_cache_config, "hash_block_size", None)
+    return tokens
+
+
+def slots(scheduler: Any) -> int:
+    """Return how many calls may run at once; vLLM 0.31 tells admission's limit from the batch's."""
+    most = getattr(scheduler, "max_num_active_reqs", None)
+    return int(scheduler.max_num_running_reqs if most is None else most)
+
+
 def reason_of(request: Request) -> str:
     """Return why a call is over: ``stop``, ``length``, ``abort`` or ``error``, as a rule."""
     reason = request.get_finished_reason()
@@ -185,6 +250,9 @@ def blocks_needed(scheduler: Any, request: Request) -> int:
     else:
         hit, hit_tokens = manager.empty_kv_cache_blocks, 0
     computed = request.num_computed_tokens + hit_tokens
+    more: dict[str, int] = {}
+    if _ASKS_PREFILL_END:
+        more["prefill_end"] = max(request.num_prompt_tokens, request.num_tokens - 1)
     needed: int = manager.coordinator.get_num_blocks_to_allocate(
         request_id=request.request_id,
         num_tokens=tokens,
@@ -194,7 +262,7 @@ def blocks_needed(scheduler: Any, request: Request) -> int:
         num_local_computed_tokens=computed,
         num_tokens_main_model=tokens,
         apply_admission_cap=True,
-        prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        **more,
     )
     return needed + int(manager.watermark_blocks)
 

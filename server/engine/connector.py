@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
 from ..swap.host_pool import HostPool
+from . import compat
 from .connector_messages import SwapMetadata, SwapWorkerMetadata
 from .copier import CopierError, open_copier
 from .swap_ledger import SwapCounts, SwapLedger
@@ -321,7 +322,7 @@ def unsupported_reason(vllm_config: Any, kv_cache_config: Any) -> str | None:
     # victim's block could be overwritten by then. Plain blocks are neither zeroed nor copied.
     if kv_cache_config.needs_kv_cache_zeroing:
         return "KV blocks that are zeroed before use"
-    if kv_cache_config.hash_block_size not in (None, spec.block_size):
+    if compat.hash_block_tokens(kv_cache_config) not in (None, spec.block_size):
         return "prefix hits of parts of blocks, which are copied on write"
     return None
 

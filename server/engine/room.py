@@ -116,7 +116,7 @@ class RoomMaker(AsyncScheduler):
             return []
         if self._tokens_wanted() >= self.max_num_scheduled_tokens:
             return []
-        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        slots = compat.slots(self) - len(self.running) - self.num_waiting_for_streaming_input
         return self._relieve(slots, _level, _level)
 
     def _victims_for_slots(self) -> list[int]:
@@ -124,7 +124,7 @@ class RoomMaker(AsyncScheduler):
 
         For policies that share out KV themselves: inside one level only slots are taken.
         """
-        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        slots = compat.slots(self) - len(self.running) - self.num_waiting_for_streaming_input
         if slots > 0 or self._best_waiting_level() != INSIDE:
             return []
         if self._tokens_wanted() >= self.max_num_scheduled_tokens:

@@ -89,6 +89,7 @@ class AutellixScheduler(RoomMaker):
         self.waiting.gate = self._gate
         self.kv_holding_waiting: WaitingQueue = WaitingQueue(self._key_of)
         self.waiting.before_show = self._end_hold
+        compat.join_queues(self)
         self._needs: dict[str, tuple[int, int]] = {}  # blocks of a waiting call, and at which step
         self._kept_for: dict[str, int] = {}  # calls that others gave way to, until which step
         self._held: list[Any] = []  # blocks that running calls do not see
@@ -223,7 +224,7 @@ class AutellixScheduler(RoomMaker):
             scheduler=type(self).__name__,
             policy=self.config.policy,
             async_scheduling=bool(self.scheduler_config.async_scheduling),
-            slots=self.max_num_active_reqs,
+            slots=compat.slots(self),
             kv_blocks=int(self.cache_config.num_gpu_blocks or 0),
             block_tokens=self.block_size,
         )

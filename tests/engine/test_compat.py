@@ -73,8 +73,8 @@ def test_no_weight_is_beyond_what_is_allowed(said: str, weight: float):
 
 def test_an_old_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
     """The message says what was found and what is needed."""
-    monkeypatch.setattr(compat.vllm, "__version__", "0.31.2")
-    with pytest.raises(ConfigError, match=r"vLLM 0\.31\.2 is too old.*0\.32 or newer"):
+    monkeypatch.setattr(compat.vllm, "__version__", "0.29.2")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.29\.2 is too old.*0\.30 or newer"):
         compat.check_version()
 
 

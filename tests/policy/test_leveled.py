@@ -45,6 +45,39 @@ def test_plas_sees_what_fcfs_and_mlfq_do_not():
     assert ended["d"] < ended["b"]
 
 
+def waits(calls: list[ToyCall], *policies: str) -> dict[str, int]:
+    """Return the steps that all calls waited on one slot, by policy."""
+    return {
+        name: Toy(under(name), [dataclasses.replace(toy) for toy in calls]).run().waited()
+        for name in policies
+    }
+
+
+def test_the_gantt_chart_fcfs_18_mlfq_18_plas_12():
+    """The paper's first chart gives these sums and not its programs: these were found by search.
+
+    MLFQ sees single calls of one to three steps, and b and c wait behind them as under FCFS. Under
+    PLAS a is a program that has had seven steps by the time its last call comes.
+    """
+    calls = [*chain("a", [3, 1, 3, 3]), *chain("b", [1, 3], at=1), *chain("c", [1, 1], at=3)]
+    assert waits(calls, "fcfs", "mlfq", "plas") == {"fcfs": 18, "mlfq": 18, "plas": 12}
+
+
+def test_the_critical_path_atlas_11_mlfq_14():
+    """The paper's second example, with programs found by search: a chain, and a fork of three.
+
+    PLAS adds up the fork's three calls, which are no longer path than one of them.
+    """
+    chained = chain("a", [2, 1, 2])
+    fork = [
+        ToyCall("b0", "b", 1),
+        *(ToyCall(f"b{n}", "b", 1, parents=("b0",)) for n in (1, 2, 3)),
+        ToyCall("b4", "b", 1, parents=("b1", "b2", "b3")),
+    ]
+    found = waits([*chained, *fork], "fcfs", "mlfq", "plas", "atlas")
+    assert found == {"fcfs": 14, "mlfq": 14, "plas": 12, "atlas": 11}
+
+
 def test_atlas_puts_the_longest_path_first_where_plas_counts_threads():
     """Three parallel calls make a program old under PLAS, and no older than one under ATLAS."""
     wide = [ToyCall(f"w{i}", "w", 2) for i in range(3)]
