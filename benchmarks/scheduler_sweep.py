@@ -37,6 +37,7 @@ SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "ageing": ("0", "1", "4", "16", "64"),
         "displace": ("0.25", "0.5", "1", "1000"),
         "kv_fill": ("0.7", "0.8", "0.95"),
+        "elders": ("0", "0.1", "0.5"),
         "keep_gaps": ("false",),
     },
 }

@@ -65,7 +65,7 @@ def main() -> None:
 
 def offline(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells of the paper's Figure 16: all programs at once."""
-    for arm in ("fcfs", "mlfq", LEVELS, "adaptive", "pfcfs"):
+    for arm in ("fcfs", "mlfq", LEVELS, "adaptive"):
         yield Cell(trace="chat-sharegpt", arm=arm, profile=cost_model.load(PROFILE), rate_per_s=1.0,
                    mode="offline", programs=arguments.offline_programs)  # fmt: skip
 

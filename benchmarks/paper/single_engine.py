@@ -31,17 +31,17 @@ STOP = 20
 PAPER_LIMITS_S = (0.2, 0.5, 1.0)
 #: Programs per second: a light load, and from what stock vLLM still bears up to where all give in.
 RATES_PER_S = {
-    "chat-sharegpt": (0.27, 1.2, 1.5, 1.9, 2.4, 3.0),
-    "bfcl-gt": (0.48, 1.6, 1.75, 1.9, 2.2, 2.4, 2.65, 2.9),
-    "lats": (0.066, 0.35, 0.5, 0.7),
-    "mixed": (0.15, 0.6, 0.8, 1.0, 1.3),
+    "chat-sharegpt": (0.27, 1.2, 1.5, 1.9),
+    "bfcl-gt": (0.48, 1.6, 1.75, 1.9, 2.2, 2.65),
+    "lats": (0.066, 0.45),
+    "mixed": (0.15, 0.8, 1.1),
 }
 #: Of an engine without a prefix cache.
 UNCACHED_PER_S = {
-    "chat-sharegpt": (0.27, 0.54, 0.8, 1.2, 1.5),
+    "chat-sharegpt": (0.27, 0.54, 0.8, 1.2),
     "bfcl-gt": (0.03, 0.06, 0.12, 0.24),
-    "lats": (0.02, 0.04, 0.066),
-    "mixed": (0.05, 0.1, 0.15, 0.3),
+    "lats": (0.02, 0.066),
+    "mixed": (0.05, 0.15, 0.3),
 }
 #: Autellix ÷ vLLM without prefix cache, ÷ vLLM-opt, ÷ MLFQ at 0.5 s; ÷ vLLM-opt at 0.2 and 1.0 s.
 #: Read off the paper's figures, to about 1 %; 8B on one A100.

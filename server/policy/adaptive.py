@@ -25,6 +25,7 @@ from .admission import RunningSet
 from .base import Arrival
 from .call import Call
 from .config import PolicyConfig
+from .elders import Elders
 from .gaps import SHORT_S, Gaps
 from .hazard import bound_s, bucket_of
 from .member import Kinds, Member
@@ -66,6 +67,7 @@ class AdaptivePolicy:
         self.running_set = RunningSet(
             room.kv_tokens * config.kv_fill, room.kv_tokens * config.kv_most
         )
+        self.elders = Elders(room.kv_tokens * config.elders)
         self._numbers = 0
         self._token_s = 1e-4  # to compute one token of a prompt, until it was measured
         self._work_of_service = 0.1  # the share of a step that a call takes, until it was measured
@@ -159,14 +161,21 @@ class AdaptivePolicy:
         gives_way = not for_slot or (member.yields and not member.running)
         if gives_way and member.seated and self.running_set.active > 1:
             self.running_set.pause(member)
+            self.elders.stand(member)
             self._moved += self._place_all(member)
 
     def promote(self, now_s: float) -> list[Call]:
         """Let programs in and out; return the calls that have another place now."""
+        for member in self.elders.choose(now_s):
+            self._estimate(member)
+            self._moved += self._place_all(member)
         inside, out = self.running_set.fill(now_s)
         moved, self._moved = self._moved, []
         for member in out:
-            if not member.calls:
+            if member.calls:
+                self.elders.stand(member)
+            else:
+                self.elders.drop(member)
                 self._let_go(member)
             moved += self._place_all(member)
         for member in inside:
@@ -196,6 +205,7 @@ class AdaptivePolicy:
                 self._begin_gap(member, now_s)
             else:
                 self.running_set.withdraw(member)
+                self.elders.drop(member)
         alone = program.program_id == call.call_id
         if (alone or program.ended) and not member.calls:
             self._end(member)
@@ -285,6 +295,7 @@ class AdaptivePolicy:
             self.running_set.resized(member)
         else:
             self.running_set.knock(member)
+            self.elders.stand(member)
         self._place(call, member)
 
     def _estimate(self, member: Member) -> None:
@@ -299,7 +310,10 @@ class AdaptivePolicy:
             )
         at_door = self.running_set.at_door(member)
         member.due_s = min(due_s, member.due_s) if at_door else due_s
+        member.left_s = left_s / self._work_of_service
         member.margin_s = ageing * left_s * self.config.displace
+        if member in self.elders:
+            member.due_s, member.margin_s = member.began_s, 0.0
         member.reload_s = ageing * member.working_set.tokens * self._token_s
         if member.seated:
             self.running_set.moved(member)
@@ -353,6 +367,7 @@ class AdaptivePolicy:
 
     def _begin_gap(self, member: Member, now_s: float) -> None:
         if not self.running_set.begin_gap(member, now_s + self._keep_s(member)):
+            self.elders.drop(member)
             self._let_go(member)
 
     def _keep_s(self, member: Member) -> float:
@@ -367,6 +382,7 @@ class AdaptivePolicy:
             self.running_set.end_gap(member)
             self.running_set.active -= 1
         self.running_set.withdraw(member)
+        self.elders.drop(member)
         for known in {member.kind, self.kinds.anybody}:
             known.hazard.ended(member.bucket)
         self._let_go(member)

@@ -19,7 +19,7 @@ Charge = Literal["batch", "share"]
 LEVELS_MAX: Final = 32
 #: On GPUs a call takes longer than on the bundled small model, so that levels are wider.
 GPU_LEVEL_BOUNDS_S: Final = (5.0, 20.0, 80.0)
-_ADAPTIVE: Final = ("ageing", "displace", "kv_fill", "kv_most")
+_ADAPTIVE: Final = ("ageing", "displace", "kv_fill", "kv_most", "elders")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class PolicyConfig:
             cache.
         kv_most: ``adaptive``: the same, with those counted who are about to give way; above it
             programs inside have to.
+        elders: ``adaptive``: share of the KV cache for the programs that came first of those that
+            wait: they are let in for it, and give way to nobody.
         keep_gaps: ``adaptive``: a program keeps its seat while it waits for a tool, for as long as
             pays.
     """
@@ -75,6 +77,7 @@ class PolicyConfig:
     displace: float = 2.0
     kv_fill: float = 0.9
     kv_most: float = 1.0
+    elders: float = 0.25
     keep_gaps: bool = True
 
     def __post_init__(self) -> None:
@@ -115,6 +118,8 @@ class PolicyConfig:
                 f"kv_fill = {self.kv_fill}, kv_most = {self.kv_most}: must be above 0, at most 1, "
                 "and kv_fill not above kv_most"
             )
+        if not 0 <= self.elders <= self.kv_fill:
+            raise ConfigError(f"elders = {self.elders}: must be from 0 to kv_fill = {self.kv_fill}")
 
     @property
     def levels(self) -> int:

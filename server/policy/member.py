@@ -109,6 +109,7 @@ class Member:
         work_s: What it has used of the engine, by ``work.py``.
         bucket: Of the work, as told to the hazard.
         next_s: Work at which it comes into the next one.
+        left_s: What it has left to run beside the others.
         due_s: When it is due; the smallest first.
         margin_s: How much later somebody must be due to give way to it.
         reload_s: How much later it must be due to give way, for what it loses.
@@ -128,6 +129,7 @@ class Member:
         "gap_key",
         "gap_since_s",
         "kind",
+        "left_s",
         "margin_s",
         "next_s",
         "number",
@@ -156,7 +158,7 @@ class Member:
         self.weight = 1.0
         self.deadline_s: float | None = None
         self.due_s = program.arrival_s
-        self.margin_s = self.reload_s = 0.0
+        self.left_s = self.margin_s = self.reload_s = 0.0
         self.calls: dict[Call, None] = {}
         self.running = 0
         self.gap_since_s: float | None = None

@@ -7,6 +7,7 @@ import random
 from autellix.server.policy.adaptive import AT_DOOR, INSIDE, AdaptivePolicy, Room
 from autellix.server.policy.base import Arrival
 from autellix.server.policy.config import PolicyConfig
+from autellix.server.policy.elders import Elders
 from autellix.server.policy.leveled import make_policy
 from tests.policy.kv_toy import KvToy, ToyProgram
 
@@ -161,8 +162,9 @@ def test_nobody_is_lost_in_random_work():
             ageing=draw.choice((0.0, 0.5, 5.0)),
             displace=draw.choice((0.0, 1.0)),
             keep_gaps=draw.random() < 0.7,
+            elders=draw.choice((0.0, 0.2, 0.9)),
         )
-        KvToy(programs, config=config).run()
+        assert not len(KvToy(programs, config=config).run().policy.elders)
 
 
 def test_nobody_who_comes_after_it_is_due_enters_before_it():
@@ -331,3 +333,40 @@ def test_gaps_leave_nothing_behind():
     for n in range(2000):
         away(one, "a", 100 + n % 10, float(n), "build")
     assert len(one.running_set._gaps) <= 2 * len(one.running_set.seated) + 65
+
+
+def test_an_elder_is_let_in_and_gives_way_to_nobody():
+    """A long program, and small ones without end: it ends, and without a share it does not."""
+    ended = {}
+    for share in (0.0, 0.4):
+        config = PolicyConfig(policy="adaptive", elders=share, ageing=1000.0, displace=0.01)
+        small = [ToyProgram(f"p{n}", n, [4], 250) for n in range(400)]
+        large = ToyProgram("large", 30, [5] * 12, 300)
+        toy = KvToy([*small, large], config=config)
+        while toy.now < 400:
+            toy.step()
+        ended[share] = large.ended
+    assert ended[0.0] is None
+    assert ended[0.4] is not None
+
+
+def test_who_becomes_an_elder():
+    """The oldest of those that are here long enough, as many as fit; too large a one is passed."""
+    elders = Elders(600)
+    one = policy()
+    members = []
+    for n, tokens in enumerate((600, 100, 100, 150)):
+        member = come(one, f"m{n}", tokens, float(n)).program.member
+        member.left_s = 10.0
+        members.append(member)
+        elders.stand(member)
+    assert elders.choose(10.5) == []  # only the one that is too large is old enough
+    assert elders.choose(20.0) == members[1:3]
+    elders.stand(members[1])  # it is one already
+    assert elders.choose(20.0) == []
+    elders.drop(members[1])
+    assert elders.choose(20.0) == [members[3]]
+    assert members[1] not in elders
+    for member in members:
+        elders.drop(member)
+    assert (len(elders), elders.tokens) == (0, 0.0)
