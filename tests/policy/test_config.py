@@ -31,6 +31,10 @@ def test_nothing_is_the_default():
         ({"first_step_s": 0}, "must be positive"),
         ({"order": "random"}, "must be one of program, call"),
         ({"programs_max": True}, "whole number"),
+        ({"displace": -1}, "displace = -1.0: must not be negative"),
+        ({"kv_fill": 0.9, "kv_most": 0.8}, "kv_fill not above kv_most"),
+        ({"elders": 0.95}, "elders = 0.95: must be from 0 to kv_fill = 0.9"),
+        ({"elders": "much"}, "is not a number"),
     ],
 )
 def test_a_wrong_setting_is_named(values: dict[str, object], message: str):
