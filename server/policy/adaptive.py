@@ -311,9 +311,10 @@ class AdaptivePolicy:
         at_door = self.running_set.at_door(member)
         member.due_s = min(due_s, member.due_s) if at_door else due_s
         member.left_s = left_s / self._work_of_service
+        member.passed = left_s > self.kinds.left_s(member.kind, 0.0)
         member.margin_s = ageing * left_s * self.config.displace
         if member in self.elders:
-            member.due_s, member.margin_s = member.began_s, 0.0
+            member.due_s = member.began_s
         member.reload_s = ageing * member.working_set.tokens * self._token_s
         if member.seated:
             self.running_set.moved(member)

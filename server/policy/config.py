@@ -56,8 +56,8 @@ class PolicyConfig:
             cache.
         kv_most: ``adaptive``: the same, with those counted who are about to give way; above it
             programs inside have to.
-        elders: ``adaptive``: share of the KV cache for the programs that came first of those that
-            wait: they are let in for it, and give way to nobody.
+        elders: ``adaptive``: share of the KV cache for the programs that came first of those whom
+            newcomers go before; 0: none.
         keep_gaps: ``adaptive``: a program keeps its seat while it waits for a tool, for as long as
             pays.
     """

@@ -1,10 +1,12 @@
 """Programs that came first of those at the door: a share of the room is theirs.
 
 An order by what programs have left lets the largest of a long tail wait as long as smaller ones
-come, and at a load that the engine bears that is needless: they would fit beside the others. So
-those who came first become *elders* once they have been here as long as they have left to run ÷
-their weight, as many as fit a share of the cache together: they are due when they came, and give
-way to nobody. Under overload they cost at most that share.
+come, and at a load that the engine bears that is needless: they would fit beside the others. So of
+those behind whom a newcomer of their kind would not stand, since they have more left than it has,
+the first become *elders* once they have been here as long as they have left to run ÷ their weight,
+as many as fit a share of the cache together. They are due when they came.
+
+Where what is left falls as a program goes on, there are none.
 
 Pure.
 """
@@ -64,7 +66,8 @@ class Elders:
             _, _, member = self._next[0]
             tokens = member.room_tokens()
             # Who has a seat needs nothing; who is larger than all of it waits for its due time.
-            if member not in self._candidates or member.seated or tokens > self.limit_tokens:
+            never = member.seated or tokens > self.limit_tokens or not member.passed
+            if member not in self._candidates or never:
                 heapq.heappop(self._next)
                 self._candidates.pop(member, None)
                 continue

@@ -110,6 +110,7 @@ class Member:
         bucket: Of the work, as told to the hazard.
         next_s: Work at which it comes into the next one.
         left_s: What it has left to run beside the others.
+        passed: It has more left than a newcomer of its kind, who would go before it.
         due_s: When it is due; the smallest first.
         margin_s: How much later somebody must be due to give way to it.
         reload_s: How much later it must be due to give way, for what it loses.
@@ -134,6 +135,7 @@ class Member:
         "next_s",
         "number",
         "owner",
+        "passed",
         "program",
         "reload_s",
         "running",
@@ -163,7 +165,7 @@ class Member:
         self.running = 0
         self.gap_since_s: float | None = None
         self.gap_key: str | None = None
-        self.seated = self.yields = False
+        self.seated = self.yields = self.passed = False
         self.taken_tokens = 0.0
         self.entry = self.gap_entry = 0
 

@@ -351,13 +351,13 @@ def test_an_elder_is_let_in_and_gives_way_to_nobody():
 
 
 def test_who_becomes_an_elder():
-    """The oldest of those that are here long enough, as many as fit; too large a one is passed."""
+    """The oldest that are here long enough and behind newcomers, as many as fit; no giant."""
     elders = Elders(600)
     one = policy()
     members = []
-    for n, tokens in enumerate((600, 100, 100, 150)):
+    for n, tokens in enumerate((600, 100, 100, 150, 50)):
         member = come(one, f"m{n}", tokens, float(n)).program.member
-        member.left_s = 10.0
+        member.left_s, member.passed = 10.0, n != 4
         members.append(member)
         elders.stand(member)
     assert elders.choose(10.5) == []  # only the one that is too large is old enough
