@@ -82,7 +82,7 @@ releases: model ## the scheduler's tests with each vLLM release that is supporte
 	@$(BIN)/python -m tests.engine.releases $(RELEASES)
 
 clean-compat:
-	rm -rf .venv-compat
+	rm -rf .venv-compat .venv-releases
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache

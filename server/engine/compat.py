@@ -42,6 +42,11 @@ _ASKS_PREFILL_END: Final = (
     "prefill_end" in inspect.signature(KVCacheCoordinator.get_num_blocks_to_allocate).parameters
 )
 
+_CONNECTORS: Final = ("SwapConnector", "MultiConnector")  # ours loads within a step
+
+# Until vLLM 0.31 calls that hold blocks while they wait had no queue of their own, ahead of all.
+_HAS_SIDE_QUEUE: Final = re.match(r"0\.30\b", vllm.__version__) is not None
+
 _READY: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
@@ -123,6 +128,11 @@ def check_config(vllm_config: Any) -> None:
             "are no programs to order; run the stock scheduler for them"
         )
     transfer = vllm_config.kv_transfer_config
+    if _HAS_SIDE_QUEUE and transfer is not None and transfer.kv_connector not in _CONNECTORS:
+        raise ConfigError(
+            f"kv_connector {transfer.kv_connector} with vLLM {vllm.__version__}: calls whose KV is "
+            "loaded could wait behind others that need their blocks; use vLLM 0.31 or newer"
+        )
     if transfer is not None and transfer.kv_role == "kv_producer":
         raise ConfigError(
             "kv_role kv_producer (prefill-only engines) is not supported: a preempted call "

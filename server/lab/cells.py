@@ -44,7 +44,7 @@ def run_cells(cells: Sequence[Cell], results: ResultCache, jobs: int = 1) -> Ite
 def _begin() -> None:
     """Set up a process of its own: its end, and a collector that looks more rarely.
 
-    Hardly anything in a simulation is a cycle, and looking for them is a tenth of the time.
+    Hardly anything that a step makes is a cycle, and looking for them is a tenth of the time.
     """
     die_with_parent()
     gc.set_threshold(50_000, 20, 50)
@@ -59,5 +59,6 @@ def _run(results: ResultCache, cell: Cell) -> Ran:
 @cache
 def _load(name: str) -> tuple[trace.Program, ...]:
     programs = trace.load(name)
+    gc.collect()
     gc.freeze()  # they stay: no use in looking through them again and again
     return programs

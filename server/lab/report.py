@@ -149,10 +149,19 @@ def _rate_curves(results: Sequence[Result], trace: str, key: str, title: str) ->
     return _figure(figure, axes[-1], f"{trace}-{key}", f"{trace}: {title} over load")
 
 
+def _busiest(results: Sequence[Result]) -> tuple[float, list[str]]:
+    """Return the highest of the rates that the most arms were run at, and those arms."""
+    arms: dict[float, list[str]] = {}
+    for r in results:
+        if r["arm"] not in arms.setdefault(r["rate_per_s"], []):
+            arms[r["rate_per_s"]].append(r["arm"])
+    rate = max(arms, key=lambda rate: (len(arms[rate]), rate))
+    return rate, arms[rate]
+
+
 def _size_bars(results: Sequence[Result], trace: str) -> Figure:
     figure, (axis,) = _subplots(1)
-    rate = max(_values(results, "rate_per_s"))
-    arms = _values(results, "arm")
+    rate, arms = _busiest(results)
     for place, arm in enumerate(arms):
         heights = []
         for number in range(len(CLASS_NAMES)):
@@ -189,8 +198,8 @@ def _waiting_share(results: Sequence[Result], trace: str) -> Figure:
 
 def _waiting_by_size(results: Sequence[Result], trace: str) -> Figure:
     figure, (axis,) = _subplots(1)
-    rate = max(_values(results, "rate_per_s"))
-    for arm in _values(results, "arm"):
+    rate, arms = _busiest(results)
+    for arm in arms:
         some = [r["by_size"] for r in results if r["arm"] == arm and r["rate_per_s"] == rate]
         heights = [
             fmean(shares)

@@ -67,7 +67,7 @@ class AdaptivePolicy:
         self.running_set = RunningSet(
             room.kv_tokens * config.kv_fill, room.kv_tokens * config.kv_most
         )
-        self.elders = Elders(room.kv_tokens * config.elders)
+        self.elders = Elders(room.kv_tokens * min(config.elders, config.kv_fill))
         self._numbers = 0
         self._token_s = 1e-4  # to compute one token of a prompt, until it was measured
         self._work_of_service = 0.1  # the share of a step that a call takes, until it was measured
@@ -106,6 +106,7 @@ class AdaptivePolicy:
             member.running += 1
             if not member.seated:
                 self.running_set.take_seat(member)
+                self.elders.sit(member)
                 self._place_all(member)
 
     def charge(self, calls: Iterable[Call], seconds: float) -> bool:
@@ -179,6 +180,7 @@ class AdaptivePolicy:
                 self._let_go(member)
             moved += self._place_all(member)
         for member in inside:
+            self.elders.sit(member)
             moved += self._place_all(member)
         return [call for call in moved if call.waiting_since_s is not None and not call.gone]
 
@@ -320,6 +322,7 @@ class AdaptivePolicy:
             self.running_set.moved(member)
         elif at_door:
             self.running_set.knock(member)
+            self.elders.stand(member)
 
     def _place(self, call: Call, member: Member) -> None:
         call.home_level = INSIDE if member.seated else AT_DOOR

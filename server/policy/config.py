@@ -118,8 +118,8 @@ class PolicyConfig:
                 f"kv_fill = {self.kv_fill}, kv_most = {self.kv_most}: must be above 0, at most 1, "
                 "and kv_fill not above kv_most"
             )
-        if not 0 <= self.elders <= self.kv_fill:
-            raise ConfigError(f"elders = {self.elders}: must be from 0 to kv_fill = {self.kv_fill}")
+        if not 0 <= self.elders <= 1:
+            raise ConfigError(f"elders = {self.elders}: must be from 0 to 1")
 
     @property
     def levels(self) -> int:

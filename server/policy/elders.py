@@ -1,10 +1,10 @@
-"""Programs that came first of those at the door: a share of the room is theirs.
+"""Programs that newcomers have gone before for long enough: a share of the room is theirs.
 
 An order by what programs have left lets the largest of a long tail wait as long as smaller ones
 come, and at a load that the engine bears that is needless: they would fit beside the others. So of
-those behind whom a newcomer of their kind would not stand, since they have more left than it has,
-the first become *elders* once they have been here as long as they have left to run ÷ their weight,
-as many as fit a share of the cache together. They are due when they came.
+those at the door that have more left than a newcomer of their kind, who would go before them, some
+become *elders* once they have been here as long as they have left to run ÷ their weight: those that
+came first, as many as fit a share of the cache together. They are due when they came.
 
 Where what is left falls as a program goes on, there are none.
 
@@ -18,6 +18,7 @@ from typing import Final
 
 from .member import Member
 
+Entry = tuple[float, int, int, Member]  # when, number of the program, of the entry
 SPARE_ENTRIES: Final = 64
 
 
@@ -32,24 +33,31 @@ class Elders:
         self.limit_tokens = limit_tokens
         self.tokens = 0.0
         self._chosen: dict[Member, float] = {}
-        self._next: list[tuple[float, int, Member]] = []
-        self._candidates: dict[Member, None] = {}
+        self._candidates: dict[Member, int] = {}  # with the number of their valid entry
+        self._young: list[Entry] = []  # by when they are here long enough
+        self._ripe: list[Entry] = []  # those that are, by when they came
+        self._entries = 0
 
     def __contains__(self, member: Member) -> bool:
         return member in self._chosen
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        """Return how many there are, those that may become one counted too."""
+        return len(self._chosen) + len(self._candidates)
 
     def stand(self, member: Member) -> None:
-        """A program stands at the door; harmless if it is known."""
-        if member in self._chosen or member in self._candidates or not self.limit_tokens:
+        """A program stands at the door, or has another time left there."""
+        if member in self._chosen or not self.limit_tokens:
             return
-        self._candidates[member] = None
-        heapq.heappush(self._next, (member.began_s, member.number, member))
-        if len(self._next) > 2 * len(self._candidates) + SPARE_ENTRIES:
-            self._next = [entry for entry in self._next if entry[2] in self._candidates]
-            heapq.heapify(self._next)
+        if not member.passed:
+            self._candidates.pop(member, None)
+            return
+        ripe_s = member.began_s + member.left_s / member.weight
+        self._young = self._push(self._young, ripe_s, member)
+
+    def sit(self, member: Member) -> None:
+        """A program has a seat: it needs nothing, and an elder stays one."""
+        self._candidates.pop(member, None)
 
     def drop(self, member: Member) -> None:
         """A program is over or away; harmless if it is nobody here."""
@@ -57,26 +65,36 @@ class Elders:
         self.tokens -= self._chosen.pop(member, 0.0)
 
     def choose(self, now_s: float) -> list[Member]:
-        """Return who becomes one now: of those at the door who came first, as long as they fit.
+        """Return who becomes one now: of those here long enough who came first, as they fit.
 
-        Who does not fit beside the others is passed by nobody: it would be the largest again.
+        Who does not fit beside the others is passed by nobody: it would be the largest again. Who
+        is larger than all of the share never becomes one.
         """
+        while self._young and self._young[0][0] <= now_s:
+            _, _, entry, member = heapq.heappop(self._young)
+            if self._candidates.get(member) == entry:
+                self._ripe = self._push(self._ripe, member.began_s, member)
         found: list[Member] = []
-        while self._next:
-            _, _, member = self._next[0]
+        while self._ripe:
+            _, _, entry, member = self._ripe[0]
             tokens = member.room_tokens()
-            # Who has a seat needs nothing; who is larger than all of it waits for its due time.
-            never = member.seated or tokens > self.limit_tokens or not member.passed
-            if member not in self._candidates or never:
-                heapq.heappop(self._next)
-                self._candidates.pop(member, None)
-                continue
-            young = now_s - member.began_s < member.left_s / member.weight
-            if young or self.tokens + tokens > self.limit_tokens:
-                break
-            heapq.heappop(self._next)
-            del self._candidates[member]
-            self._chosen[member] = tokens
-            self.tokens += tokens
-            found.append(member)
+            if self._candidates.get(member) == entry and tokens <= self.limit_tokens:
+                if self.tokens + tokens > self.limit_tokens:
+                    break
+                self._chosen[member] = tokens
+                self.tokens += tokens
+                found.append(member)
+            if self._candidates.get(member) == entry:
+                del self._candidates[member]
+            heapq.heappop(self._ripe)
         return found
+
+    def _push(self, heap: list[Entry], at_s: float, member: Member) -> list[Entry]:
+        """Put a program into a heap, out of the other one; return the heap, without old entries."""
+        self._entries += 1
+        self._candidates[member] = self._entries
+        heapq.heappush(heap, (at_s, member.number, self._entries, member))
+        if len(heap) > 2 * len(self._candidates) + SPARE_ENTRIES:
+            heap = [entry for entry in heap if self._candidates.get(entry[3]) == entry[2]]
+            heapq.heapify(heap)
+        return heap

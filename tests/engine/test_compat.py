@@ -126,6 +126,18 @@ def test_prefill_only_engines_are_refused():
         compat.check_config(config)
 
 
+def test_connectors_of_others_need_a_queue_for_calls_that_hold_blocks(monkeypatch):
+    """On 0.30, which has none, a loaded call could wait for ever behind one that needs its KV."""
+    config = config_with()
+    config.kv_transfer_config = types.SimpleNamespace(
+        kv_connector="NixlConnector", kv_role="kv_both"
+    )
+    compat.check_config(config)
+    monkeypatch.setattr(compat, "_HAS_SIDE_QUEUE", True)
+    with pytest.raises(ConfigError, match="kv_connector NixlConnector"):
+        compat.check_config(config)
+
+
 def test_a_wrong_setting_stops_the_engine():
     """Not a default behind one's back."""
     with pytest.raises(ConfigError, match="unknown scheduler setting 'quantum'"):

@@ -360,7 +360,7 @@ def test_who_becomes_an_elder():
         member.left_s, member.passed = 10.0, n != 4
         members.append(member)
         elders.stand(member)
-    assert elders.choose(10.5) == []  # only the one that is too large is old enough
+    assert elders.choose(10.5) == []  # only the one that is too large is here long enough
     assert elders.choose(20.0) == members[1:3]
     elders.stand(members[1])  # it is one already
     assert elders.choose(20.0) == []
@@ -370,3 +370,34 @@ def test_who_becomes_an_elder():
     for member in members:
         elders.drop(member)
     assert (len(elders), elders.tokens) == (0, 0.0)
+
+
+def test_one_of_little_weight_holds_up_no_elder():
+    """It came first and becomes one late; those behind it do not wait for that."""
+    elders = Elders(600)
+    one = policy()
+    light, plain = (come(one, name, 100, float(n)).program.member for n, name in enumerate("ab"))
+    for member, weight in ((light, 0.01), (plain, 1.0)):
+        member.left_s, member.passed, member.weight = 10.0, True, weight
+        elders.stand(member)
+    assert elders.choose(20.0) == [plain]
+    assert elders.choose(2000.0) == [light]
+
+
+def test_who_comes_and_goes_leaves_nothing_with_the_elders():
+    """A program that stands up and leaves again and again has one valid entry, by its last time."""
+    elders = Elders(600)
+    one = policy()
+    blocked = come(one, "blocked", 100, 0.0).program.member
+    guest = come(one, "guest", 100, 1.0).program.member
+    blocked.left_s, blocked.passed, guest.left_s, guest.passed = 1e9, True, 10.0, True
+    elders.stand(blocked)
+    for n in range(5000):
+        guest.began_s = float(n)
+        elders.stand(guest)
+        elders.drop(guest)
+        elders.choose(float(n))
+    assert len(elders._young) + len(elders._ripe) <= 2 * 2 + 2 * 64
+    elders.stand(guest)
+    elders.sit(guest)
+    assert elders.choose(1e6) == []

@@ -33,7 +33,7 @@ def test_nothing_is_the_default():
         ({"programs_max": True}, "whole number"),
         ({"displace": -1}, "displace = -1.0: must not be negative"),
         ({"kv_fill": 0.9, "kv_most": 0.8}, "kv_fill not above kv_most"),
-        ({"elders": 0.95}, "elders = 0.95: must be from 0 to kv_fill = 0.9"),
+        ({"elders": 1.5}, "elders = 1.5: must be from 0 to 1"),
         ({"elders": "much"}, "is not a number"),
     ],
 )
