@@ -4,8 +4,8 @@ Results go to ``--out`` as JSON (kept by code, trace and profile in ``--out``/ca
 is quick), figures and one page beside them, and tables that set our ratios beside the paper's are
 printed. The paper's ratios are read off its figures (about 1 % of error); its engine is vLLM 0.6.1.
 
-    python -m benchmarks.paper.figures --horizon 3600 --seeds 5 --jobs 2      # a day or two
-    python -m benchmarks.paper.figures --horizon 300 --seeds 1 --jobs 2       # two hours
+    python -m benchmarks.paper.figures --horizon 3600 --seeds 5 --jobs 2      # the rule
+    python -m benchmarks.paper.figures --horizon 300 --seeds 1 --jobs 2       # a look
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def run_cells(cells: Sequence[Cell], results: ResultCache, jobs: int = 1) -> Ite
 def _begin() -> None:
     """Set up a process of its own: its end, and a collector that looks more rarely.
 
-    Hardly anything that a step makes is a cycle, and looking for them is a tenth of the time.
+    Hardly anything that a step makes is a cycle, and looking for them so often costs time.
     """
     die_with_parent()
     gc.set_threshold(50_000, 20, 50)

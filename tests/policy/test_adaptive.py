@@ -335,7 +335,7 @@ def test_gaps_leave_nothing_behind():
     assert len(one.running_set._gaps) <= 2 * len(one.running_set.seated) + 65
 
 
-def test_an_elder_is_let_in_and_gives_way_to_nobody():
+def test_an_elder_is_let_in_before_newcomers():
     """A long program, and small ones without end: it ends, and without a share it does not."""
     ended = {}
     for share in (0.0, 0.4):
