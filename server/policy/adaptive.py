@@ -295,7 +295,7 @@ class AdaptivePolicy:
         self._estimate(member)
         if member.seated:
             self.running_set.resized(member)
-        else:
+        elif not self.running_set.at_door(member):
             self.running_set.knock(member)
             self.elders.stand(member)
         self._place(call, member)
