@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=float, default=3600.0)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(single_engine.PAPER), action="append")
+    parser.add_argument("--arm", action="append", help="only stock and this (single)")
     parser.add_argument("--parts", default="single,offline,burst,sensitivity")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--offline-programs", type=int, default=1000)
@@ -50,7 +51,7 @@ def main() -> None:
             rule = Rule().shortened(arguments.horizon)
             results = [
                 result for trace in arguments.only or single_engine.PAPER
-                for result in single_engine.climb(trace, single_engine.arms_of(trace), rule,
+                for result in single_engine.climb(trace, _arms(trace, arguments.arm), rule,
                                                   arguments.seeds, run)
             ]  # fmt: skip
             single_engine.show(results)
@@ -61,6 +62,13 @@ def main() -> None:
         (arguments.out / f"{name}.json").write_text(document(results))
         if name in ("single", "burst"):
             report.draw(results, arguments.out / name)
+
+
+def _arms(trace: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the arms of a trace that were chosen, and stock vLLM, which all are set against."""
+    wanted = None if chosen is None else {single_engine.STOCK, *chosen}
+    arms = single_engine.arms_of(trace)
+    return tuple(a for a in arms if wanted is None or a.partition(":")[0] in wanted)
 
 
 def offline(arguments: argparse.Namespace) -> Iterator[Cell]:

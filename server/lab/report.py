@@ -88,7 +88,7 @@ def gain_at(
     """
     found: dict[str, float | None] = {}
     for arm in _values(results, "arm"):
-        points = _curve(results, trace, arm, "token_latency_s", figure)
+        points = _curve(results, trace, arm, f"token_latency_s.{figure}")
         found[arm] = None
         for (rate, value), (next_rate, next_value) in itertools.pairwise(points):
             if value <= limit_s < next_value:
@@ -138,10 +138,7 @@ def _of_trace(results: Sequence[Result], trace: str) -> Iterable[Figure]:
 def _rate_curves(results: Sequence[Result], trace: str, key: str, title: str) -> Figure:
     figure, axes = _subplots(len(FIGURES))
     for axis, name in zip(axes, FIGURES, strict=True):
-        for arm in _values(results, "arm"):
-            points = _curve(results, trace, arm, key, name)
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
+        _plot_curves(axis, results, trace, f"{key}.{name}")
         axis.set_title(name)
         axis.set_xlabel("programs per second")
         axis.set_yscale("log")
@@ -181,16 +178,7 @@ def _size_bars(results: Sequence[Result], trace: str) -> Figure:
 
 def _waiting_share(results: Sequence[Result], trace: str) -> Figure:
     figure, (axis,) = _subplots(1)
-    for arm in _values(results, "arm"):
-        points: dict[float, list[float]] = {}
-        for r in results:
-            if r["arm"] == arm and "wait_share" in r:
-                points.setdefault(r["rate_per_s"], []).append(r["wait_share"])
-        if points:
-            axis.plot(
-                sorted(points), [fmean(points[rate]) for rate in sorted(points)], marker="o",
-                markersize=3, label=arm,
-            )  # fmt: skip
+    _plot_curves(axis, results, trace, "wait_share")
     axis.set_ylabel("wait ÷ (wait + service)")
     axis.set_xlabel("programs per second")
     return _figure(figure, axis, f"{trace}-waiting", f"{trace}: share of time spent waiting")
@@ -215,18 +203,9 @@ def _waiting_by_size(results: Sequence[Result], trace: str) -> Figure:
 
 def _hits(results: Sequence[Result], trace: str) -> Figure:
     figure, axes = _subplots(2)
-    names = ("hit_share_within_programs", "hit_share_across_programs")
-    for axis, name in zip(axes, names, strict=True):
-        for arm in _values(results, "arm"):
-            points: dict[float, list[float]] = {}
-            for r in results:
-                if r["arm"] == arm and name in r.get("call", {}):
-                    points.setdefault(r["rate_per_s"], []).append(r["call"][name])
-            if points:
-                rates = sorted(points)
-                axis.plot(rates, [fmean(points[rate]) for rate in rates], marker="o", markersize=3,
-                          label=arm)  # fmt: skip
-        axis.set_title(name.replace("hit_share_", "").replace("_", " "))
+    for axis, where in zip(axes, ("within_programs", "across_programs"), strict=True):
+        _plot_curves(axis, results, trace, f"call.hit_share_{where}")
+        axis.set_title(where.replace("_", " "))
         axis.set_xlabel("programs per second")
     axes[0].set_ylabel("share of prompt tokens")
     return _figure(figure, axes[-1], f"{trace}-hits", f"{trace}: prompt tokens found in the cache")
@@ -246,14 +225,30 @@ def _burst(results: Sequence[Result], trace: str) -> Figure:
     )
 
 
-def _curve(
-    results: Sequence[Result], trace: str, arm: str, key: str, name: str
-) -> list[tuple[float, float]]:
+def _plot_curves(axis: Any, results: Sequence[Result], trace: str, path: str) -> None:
+    for arm in _values(results, "arm"):
+        points = _curve(results, trace, arm, path)
+        if points:
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
+
+
+def _curve(results: Sequence[Result], trace: str, arm: str, path: str) -> list[tuple[float, float]]:
+    """Return an arm's rates with their figure's mean over the seeds; programs come by a rate."""
     points: dict[float, list[float]] = {}
     for r in results:
-        if r["trace"] == trace and r["arm"] == arm and r.get("mode", "open") == "open" and r[key]:
-            points.setdefault(r["rate_per_s"], []).append(r[key][name])
+        if r["trace"] == trace and r["arm"] == arm and r.get("mode", "open") == "open":
+            value = _value(r, path)
+            if value is not None:
+                points.setdefault(r["rate_per_s"], []).append(value)
     return [(rate, fmean(points[rate])) for rate in sorted(points)]
+
+
+def _value(result: Result, path: str) -> Any:
+    """Return what stands in a result under names joined by dots; None where nothing does."""
+    value: Any = result
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _values(results: Sequence[Result], key: str) -> list[Any]:
@@ -297,9 +292,7 @@ def _page(results: Sequence[Result], figures: Sequence[Figure]) -> str:
 
 
 def _cell(result: Result, path: str) -> str:
-    value: Any = result
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
+    value = _value(result, path)
     return f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
 
 
