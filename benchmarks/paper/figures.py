@@ -1,4 +1,4 @@
-"""The paper's figures from the simulator: single engine, tails, offline, burst; and what if.
+"""The paper's figures from the simulator: single engine, tails, offline, burst, SRPT; what if.
 
 Results go to ``--out`` as JSON (kept by code, trace and profile in ``--out``/cache, so a second run
 is quick), figures and one page beside them, and tables that set our ratios beside the paper's are
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from autellix.server.lab import cost_model, gate, report
 from autellix.server.lab.cells import run_cells
@@ -27,6 +28,8 @@ from benchmarks.paper.single_engine import PROFILE, Result
 from benchmarks.policy_gate import LEVELS
 
 OFFLINE_PAPER = {1000: (1874 / 1473, 1640 / 1473)}  # vLLM-opt ÷ Autellix, MLFQ ÷ Autellix
+#: Programs per second here, where a queue has formed, and the paper's Autellix ÷ SRPT.
+SRPT_PAPER = {"chat-sharegpt": (1.9, 0.341 / 0.069), "lats": (0.8, 0.554 / 0.115)}
 CROWD_PER_S = 1.05  # BFCL; what the engine bears is 1.6
 
 
@@ -38,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(single_engine.PAPER), action="append")
     parser.add_argument("--arm", action="append", help="only stock and this (single)")
-    parser.add_argument("--parts", default="single,offline,burst,sensitivity")
+    parser.add_argument("--parts", default="single,offline,burst,sensitivity,srpt")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--offline-programs", type=int, default=1000)
     parser.add_argument("--rho", type=float, default=1.3, help="load of the sensitivity")
@@ -104,6 +107,16 @@ def sensitivity(arguments: argparse.Namespace) -> Iterator[Cell]:
                        rule=Rule().shortened(arguments.horizon))  # fmt: skip
 
 
+def srpt(arguments: argparse.Namespace) -> Iterator[Cell]:
+    """Yield the cells of the paper's gap to SRPT, which knows what every program has left."""
+    rule = Rule().shortened(arguments.horizon)
+    for trace, (rate_per_s, _) in SRPT_PAPER.items():
+        for arm in (single_engine.paper_arm(trace), "adaptive", "srpt", "srpt-smith"):
+            for seed in range(arguments.seeds):
+                yield Cell(trace=trace, arm=arm, profile=cost_model.load(PROFILE),
+                           rate_per_s=rate_per_s, seed=seed, rule=rule)  # fmt: skip
+
+
 def _run(cells: Sequence[Cell], folder: Path, jobs: int) -> list[Result]:
     found = []
     for cell, ran in zip(cells, run_cells(cells, ResultCache(folder), jobs), strict=True):
@@ -138,18 +151,37 @@ def print_burst(results: Sequence[Result], _: argparse.Namespace) -> None:
 
 
 def print_sensitivity(results: Sequence[Result], _: argparse.Namespace) -> None:
-    """Print the order of the arms under each change."""
+    """Print the order of the arms under each change, and in how many it stays."""
     print("\norder of the arms by mean token latency")
+    orders = []
     for name in dict.fromkeys(r["profile"] for r in results):
         some = sorted((r["token_latency_s"]["mean"], r["arm"])
                       for r in results if r["profile"] == name)  # fmt: skip
+        orders.append([arm for _, arm in some])
         print(f"  {name:30} " + " < ".join(f"{arm} {value:.3f}" for value, arm in some))
+    as_it_is, *moved = orders
+    print(f"the order stays in {sum(order == as_it_is for order in moved)} of {len(moved)} changes")
+
+
+def print_srpt(results: Sequence[Result], _: argparse.Namespace) -> None:
+    """Print every arm's mean token latency ÷ SRPT's, beside the paper's."""
+    print("\nmean token latency ÷ SRPT's")
+    for trace, (rate_per_s, theirs) in SRPT_PAPER.items():
+        means = {
+            arm: fmean(r["token_latency_s"]["mean"]
+                       for r in results if (r["trace"], r["arm"]) == (trace, arm))
+            for arm in dict.fromkeys(r["arm"] for r in results if r["trace"] == trace)
+        }  # fmt: skip
+        print(f"  {trace} at {rate_per_s:g}/s, SRPT {means['srpt'] * 1e3:.1f} ms: "
+              + ", ".join(f"{arm} {mean / means['srpt']:.2f}" for arm, mean in means.items())
+              + f"; the paper's policy {theirs:.1f}")  # fmt: skip
 
 
 FIXED = {
     "offline": (offline, print_offline),
     "burst": (burst, print_burst),
     "sensitivity": (sensitivity, print_sensitivity),
+    "srpt": (srpt, print_srpt),
 }
 
 if __name__ == "__main__":
