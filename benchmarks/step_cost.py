@@ -8,6 +8,7 @@ waiting; the figure is the median.
     python -m benchmarks.step_cost
     python -m benchmarks.step_cost --policy adaptive   # which has no promotion
     python -m benchmarks.step_cost --views   # what keeping each call's story for its report costs
+    python -m benchmarks.step_cost --fit     # stock vLLM's, as the lab's profiles have it
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from autellix.server.engine.build import build_config, build_scheduler, make_req
 from autellix.server.engine.scheduler import AutellixScheduler
 
 RUNNING, STEPS, ROUNDS = 256, 60, 7
+FIT_RUNNING = (1, 16, 64, 256)
 CHURN, VIEW_ROUNDS = 16, 16
 PROMPT = range(1000, 1040)
 
@@ -92,6 +94,20 @@ def steps(policy: str, waiting: int) -> None:
         f"{ratio:.2f} x (asked: {limit:.2f}), {ours - stock:+.2f} ms (asked: 1.00)",
         flush=True,
     )
+
+
+def fit() -> None:
+    """Print what a step of stock vLLM's scheduler costs at all, and for each call in the batch."""
+    medians: dict[int, list[float]] = {running: [] for running in FIT_RUNNING}
+    for _ in range(ROUNDS):
+        for running, found in medians.items():
+            scheduler = scheduler_with(AsyncScheduler, 0, running=running)
+            found.append(statistics.median(step(scheduler) for _ in range(STEPS)))
+    steps_s = {running: statistics.median(found) for running, found in medians.items()}
+    per_call_s, fixed_s = statistics.linear_regression(list(steps_s), list(steps_s.values()))
+    for running, seconds in steps_s.items():
+        print(f"{running:4d} running: {seconds * 1e6:.0f} us")
+    print(f"schedule_fixed_s = {fixed_s:.2g}\nschedule_per_call_s = {per_call_s:.2g}")
 
 
 def views() -> None:
@@ -205,10 +221,11 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=100_000)
     parser.add_argument("--policy", choices=("mlfq", "plas", "atlas", "adaptive"), default="plas")
     parser.add_argument("--views", action="store_true", help="only what the calls' stories cost")
+    parser.add_argument("--fit", action="store_true", help="only stock vLLM's, per call")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    if arguments.views:
-        views()
+    if arguments.views or arguments.fit:
+        (views if arguments.views else fit)()
         return
     for waiting in (0, 10_000):
         steps(arguments.policy, waiting)

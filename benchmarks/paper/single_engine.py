@@ -34,8 +34,8 @@ PAPER_LIMITS_S = (0.2, 0.5, 1.0)
 RATES_PER_S = {
     "chat-sharegpt": (0.27, 1.2, 1.5, 1.9),
     "bfcl-gt": (0.48, 1.6, 1.75, 1.9, 2.2, 2.65),
-    "lats": (0.066, 0.25, 0.45, 0.8),
-    "mixed": (0.15, 0.8, 1.1, 1.5),
+    "lats": (0.066, 0.25, 0.45, 0.65),
+    "mixed": (0.15, 0.8, 1.2),
 }
 #: Of an engine without a prefix cache.
 UNCACHED_PER_S = {
