@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from autellix.server.policy.adaptive import AT_DOOR, INSIDE, AdaptivePolicy, Room
 from autellix.server.policy.base import Arrival
 from autellix.server.policy.config import PolicyConfig
@@ -167,10 +169,18 @@ def test_nobody_is_lost_in_random_work():
         assert not len(KvToy(programs, config=config).run().policy.elders)
 
 
-def test_nobody_who_comes_after_it_is_due_enters_before_it():
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(60),
+        pytest.param(range(60, 3_060), marks=[pytest.mark.heavy, pytest.mark.timeout(0)]),
+    ],
+    ids=["60", "3000"],
+)
+def test_nobody_who_comes_after_it_is_due_enters_before_it(seeds: range):
     """The bound: due = arrival + ageing x what is left. Later ones stand behind, however small."""
     worst = 0
-    for seed in range(60):
+    for seed in seeds:
         draw = random.Random(seed)
         large = ToyProgram("large", 40, [20], 600, 0, 0.05)  # of little weight
         others = [
