@@ -10,12 +10,15 @@ import gzip
 import json
 import lzma
 import random
+import reprlib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 FOLDER = Path(__file__).parent / "traces"
 LINE_BYTES_MAX = 16 << 20
+COUNT_MAX = 1 << 30  # of a token count or an id: far above any model, and safe to compute with
 MIXED = ("chat-sharegpt", "bfcl-gt", "lats")  # the paper's "mixed": the same number of each
 KINDS = ("chat", "react", "mcts", "coding")
 INTERRUPTS = ("tool", "human")
@@ -32,7 +35,10 @@ _CALL_FIELDS = frozenset(
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message says file, line number and what is wrong."""
+    """A trace cannot be read; the message says file, line number and what is wrong.
+
+    What is wrong is the field, its value, shortened, and what is allowed.
+    """
 
 
 class Prefix(NamedTuple):
@@ -102,7 +108,8 @@ def load(name_or_path: str) -> tuple[Program, ...]:
         name_or_path: One of ``names()``, or a path that ends in .jsonl, .jsonl.xz or .jsonl.gz.
 
     Raises:
-        TraceError: there is no such trace, or a line of it is wrong.
+        TraceError: there is no such trace, it cannot be unpacked, it is empty, or a line of it is
+            wrong.
     """
     if name_or_path == "mixed":
         return mix([load(name) for name in MIXED])
@@ -110,8 +117,33 @@ def load(name_or_path: str) -> tuple[Program, ...]:
     path = shipped if shipped.is_file() else Path(name_or_path)
     if not path.is_file():
         raise TraceError(f"no trace {name_or_path!r}: neither a file nor one of {names()}")
-    with _open(path) as lines:
-        return tuple(read(lines, str(path.name)))
+    programs = tuple(read(lines_of(path), path.name))
+    if not programs:
+        raise TraceError(f"{path.name}: there is no program in it")
+    return programs
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield a file's lines, unpacked.
+
+    Args:
+        path: A text file in UTF-8; .xz and .gz are compressed.
+
+    Raises:
+        TraceError: it cannot be unpacked or decoded, or a line is too long; with the line's number.
+    """
+    number = 1
+    try:
+        with _open(path, "rb") as file:
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise TraceError(f"{path.name}:{number}: longer than {LINE_BYTES_MAX} bytes")
+                yield line.decode("utf-8")
+                number += 1
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path.name}:{number}: not UTF-8: {error.reason}") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise TraceError(f"{path.name}:{number}: cannot be read: {error}") from None
 
 
 def mix(sets: Sequence[Sequence[Program]], seed: int = 0) -> tuple[Program, ...]:
@@ -140,11 +172,9 @@ def read(lines: Iterable[str], file: str) -> Iterator[Program]:
         try:
             if len(line) > LINE_BYTES_MAX:
                 raise TraceError(f"longer than {LINE_BYTES_MAX} characters")
-            program = _program(json.loads(line))
+            program = _program(_parsed(line))
             if program.name in seen:
-                raise TraceError(f"program {program.name!r} stands twice")
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{file}:{number}: not JSON: {error.msg}") from None
+                raise TraceError(f"program {_shown(program.name)} stands twice")
         except TraceError as error:
             raise TraceError(f"{file}:{number}: {error}") from None
         seen.add(program.name)
@@ -154,9 +184,10 @@ def read(lines: Iterable[str], file: str) -> Iterator[Program]:
 def write(programs: Iterable[Program], path: Path) -> int:
     """Write programs in the shipped form and return how many; .xz and .gz are compressed."""
     count = 0
-    with _open(path, "wt") as file:
+    with _open(path, "wb") as file:
         for program in programs:
-            file.write(json.dumps(to_json(program), separators=(",", ":")) + "\n")
+            line = json.dumps(to_json(program), separators=(",", ":")) + "\n"
+            file.write(line.encode("utf-8"))
             count += 1
     return count
 
@@ -184,25 +215,34 @@ def _call_to_json(call: Call) -> dict[str, Any]:
     return {k: v for k, v in line.items() if v is not None or k not in optional}
 
 
-def _open(path: Path, mode: Literal["rt", "wt"] = "rt") -> IO[str]:
+def _open(path: Path, mode: str) -> IO[bytes]:
     if path.suffix == ".xz":
-        return lzma.open(path, mode, encoding="utf-8")
+        return cast("IO[bytes]", lzma.open(path, mode))
     if path.suffix == ".gz":
-        return gzip.open(path, mode, encoding="utf-8")
-    return path.open(mode, encoding="utf-8")
+        return cast("IO[bytes]", gzip.open(path, mode))
+    return cast("IO[bytes]", path.open(mode))
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
+        raise TraceError(f"not JSON: {error}") from None
 
 
 def _program(line: Any) -> Program:
     if not isinstance(line, dict):
         raise TraceError("a program is a JSON object")
     if unknown := sorted(set(line) - _PROGRAM_FIELDS):
-        raise TraceError(f"unknown fields {unknown}")
+        raise TraceError(f"unknown fields {_shown(unknown)}")
     name = _field(line, "program", str)
     if not name:
-        raise TraceError("program has no name")
+        raise TraceError("program is '': a program has a name")
     kind = _field(line, "kind", str)
     if kind not in KINDS:
-        raise TraceError(f"kind is {kind!r}, not one of {KINDS}")
+        raise TraceError(f"kind is {_shown(kind)}, not one of {KINDS}")
     arrival_s = _seconds(line, "arrival")
     calls: dict[int, Call] = {}
     for place, call_line in enumerate(_field(line, "calls", list)):
@@ -213,16 +253,15 @@ def _program(line: Any) -> Program:
         calls[call.id] = call
     if not calls:
         raise TraceError("a program has at least one call")
-    roles = line.get("role_prefixes") or {}
-    if not isinstance(roles, dict):
-        raise TraceError("role_prefixes is not an object")
+    roles = _optional(line, "role_prefixes", dict) or {}
+    prefixes = {role: _prefix(v, f"role_prefixes {_shown(role)}") for role, v in roles.items()}
     return Program(
         name=name,
         source=_field(line, "source", str),
         kind=kind,
         arrival_s=arrival_s,
-        shared_prefix=_prefix(line.get("shared_prefix")),
-        role_prefixes={role: p for role, v in roles.items() if (p := _prefix(v)) is not None},
+        shared_prefix=_prefix(line.get("shared_prefix"), "shared_prefix"),
+        role_prefixes={role: p for role, p in prefixes.items() if p is not None},
         calls=tuple(calls.values()),
     )
 
@@ -231,18 +270,18 @@ def _call(line: Any, before: Mapping[int, Call]) -> Call:
     if not isinstance(line, dict):
         raise TraceError("a call is a JSON object")
     if unknown := sorted(set(line) - _CALL_FIELDS):
-        raise TraceError(f"unknown fields {unknown}")
+        raise TraceError(f"unknown fields {_shown(unknown)}")
     call = Call(
         id=_field(line, "id", int),
         parents=tuple(_field(line, "parents", list)),
         prompt_tokens=_field(line, "prompt_tokens", int),
         output_tokens=_field(line, "output_tokens", int),
-        cached_prefix_of=line.get("cached_prefix_of"),
+        cached_prefix_of=_optional(line, "cached_prefix_of", int),
         prefix_tokens=_field(line, "prefix_tokens", int),
         tool_s=_seconds(line, "tool_seconds_before"),
-        interrupt=line.get("interrupt"),
-        role=line.get("role"),
-        thread=line.get("thread"),
+        interrupt=_optional(line, "interrupt", str),
+        role=_optional(line, "role", str),
+        thread=_optional(line, "thread", str),
     )
     _check_call(call, before)
     return call
@@ -251,8 +290,11 @@ def _call(line: Any, before: Mapping[int, Call]) -> Call:
 def _check_call(call: Call, before: Mapping[int, Call]) -> None:
     if call.id in before:
         raise TraceError(f"id {call.id} stands twice")
+    for parent in call.parents:
+        if not isinstance(parent, int) or isinstance(parent, bool):
+            raise TraceError(f"parents has {_shown(parent)}, not int, the id of a call")
     if missing := [parent for parent in call.parents if parent not in before]:
-        raise TraceError(f"parents {missing} do not stand before it")
+        raise TraceError(f"parents {_shown(missing)} do not stand before it")
     if call.prompt_tokens < 1 or call.output_tokens < 1:
         raise TraceError(
             f"prompt_tokens {call.prompt_tokens} and output_tokens {call.output_tokens} "
@@ -265,18 +307,18 @@ def _check_call(call: Call, before: Mapping[int, Call]) -> None:
     if call.cached_prefix_of is not None and call.cached_prefix_of not in before:
         raise TraceError(f"cached_prefix_of {call.cached_prefix_of} does not stand before it")
     if call.interrupt is not None and call.interrupt not in INTERRUPTS:
-        raise TraceError(f"interrupt is {call.interrupt!r}, not one of {INTERRUPTS}")
+        raise TraceError(f"interrupt is {_shown(call.interrupt)}, not one of {INTERRUPTS}")
 
 
-def _prefix(value: Any) -> Prefix | None:
+def _prefix(value: Any, where: str) -> Prefix | None:
     if value is None:
         return None
     if not isinstance(value, dict) or set(value) != {"group", "tokens"}:
-        raise TraceError("a shared prefix has group and tokens, and nothing else")
-    prefix = Prefix(_field(value, "group", str), _field(value, "tokens", int))
-    if prefix.tokens < 0:
-        raise TraceError(f"a shared prefix of {prefix.tokens} tokens")
-    return prefix
+        raise TraceError(f"{where} is {_shown(value)}, but has group and tokens, and nothing else")
+    try:
+        return Prefix(_field(value, "group", str), _field(value, "tokens", int))
+    except TraceError as error:
+        raise TraceError(f"{where}: {error}") from None
 
 
 _T = TypeVar("_T")
@@ -287,8 +329,14 @@ def _field(line: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
         raise TraceError(f"{name} is missing")
     value = line[name]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TraceError(f"{name} is {value!r}, not {kind.__name__}")
+        raise TraceError(f"{name} is {_shown(value)}, not {kind.__name__}")
+    if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
+        raise TraceError(f"{name} is {_shown(value)}, not in 0..{COUNT_MAX}")
     return value
+
+
+def _optional(line: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
+    return None if line.get(name) is None else _field(line, name, kind)
 
 
 def _seconds(line: Mapping[str, Any], name: str) -> float | None:
@@ -296,5 +344,16 @@ def _seconds(line: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise TraceError(f"{name} is {value!r}, not null and no number of seconds >= 0")
+        raise TraceError(
+            f"{name} is {_shown(value)}, not null and no number of seconds from 0 to below 1e9"
+        )
     return float(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 60
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error shows it: in Python's form, long ones cut in the middle."""
+    return _SHORT.repr(value)
