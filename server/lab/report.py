@@ -11,13 +11,27 @@ import html
 import io
 import itertools
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-Result = dict[str, Any]
+from .setting import (
+    Group,
+    Result,
+    groups,
+    is_smoke,
+    mode_of,
+    open_runs,
+    setting_of,
+    windowed_runs,
+)
+
+LIMIT_S: Final = 0.5  # token latency at which rates are compared
+BASE: Final = "fcfs"  # the arm that ratios are taken to
 FIGURES: Final = ("mean", "p95", "p99")
+LETTERS_PER_INCH: Final = 11  # of a title
 CLASS_NAMES: Final = ("smallest quarter", "second", "third", "largest quarter")
 
 
@@ -52,23 +66,32 @@ def load(folder: Path) -> list[Result]:
     return results
 
 
-def draw(results: Sequence[Result], folder: Path) -> list[Path]:
+def draw(
+    results: Sequence[Result], folder: Path, *, limit_s: float = LIMIT_S, base: str = BASE
+) -> list[Path]:
     """Write the figures and ``index.html`` to a folder and return the paths.
+
+    Args:
+        results: Of any runs; each setting gets figures of its own.
+        folder: Made if it is not there.
+        limit_s: Token latency at which rates are compared.
+        base: The arm that ratios are taken to.
 
     Raises:
         ReportError: matplotlib is missing, or there is no result.
     """
-    figures = [
-        figure for trace in _values(results, "trace") for figure in _of_trace(results, trace)
-    ]
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for figure in figures:
-        path = folder / f"{figure.name}.png"
-        path.write_bytes(figure.png)
-        written.append(path)
+    written, parts = [], []
+    for group in groups(results):
+        figures = list(_of_group(group, limit_s, base))
+        for figure in figures:
+            path = folder / f"{figure.name}.png"
+            path.write_bytes(figure.png)
+            written.append(path)
+        parts += [_picture(figure) for figure in figures]
+        parts.append(_gain_table(group, limit_s, base))
     page = folder / "index.html"
-    page.write_text(_page(results, figures), encoding="utf-8")
+    page.write_text(_page(results, parts), encoding="utf-8")
     return [*written, page]
 
 
@@ -81,14 +104,19 @@ def gain_at(
     not cross the limit has none: the last point is no answer.
 
     Args:
-        results: Of a sweep.
+        results: Of a sweep; only runs in which programs come by a rate count.
         trace: The trace.
         limit_s: Of the token latency.
         figure: ``mean``, ``p50``, ``p95`` or ``p99``.
+
+    Raises:
+        ReportError: the trace's runs are of several settings.
     """
+    some = open_runs([r for r in results if r["trace"] == trace])
+    _check_alike(some)
     found: dict[str, float | None] = {}
-    for arm in _values(results, "arm"):
-        points = _curve(results, trace, arm, f"token_latency_s.{figure}")
+    for arm in _values(some, "arm"):
+        points = _curve(some, arm, f"token_latency_s.{figure}")
         found[arm] = None
         for (rate, value), (next_rate, next_value) in itertools.pairwise(points):
             if value <= limit_s < next_value:
@@ -98,52 +126,106 @@ def gain_at(
     return found
 
 
+class Gain(NamedTuple):
+    """What an arm bears at equal latency.
+
+    Attributes:
+        arm: The arm.
+        rate_per_s: At which it crosses the limit; None: its sweep does not.
+        ratio: To the base's rate; None where one of the two is missing.
+    """
+
+    arm: str
+    rate_per_s: float | None
+    ratio: float | None
+
+
+def gains(results: Sequence[Result], trace: str, limit_s: float, base: str) -> list[Gain]:
+    """Return each arm's rate at a limit of the mean token latency, and its ratio to the base's.
+
+    Raises:
+        ReportError: the trace's runs are of several settings.
+    """
+    rates = gain_at(results, trace, limit_s)
+    below = rates.get(base)
+    return [
+        Gain(arm, rate, rate / below if rate is not None and below else None)
+        for arm, rate in rates.items()
+    ]
+
+
 def paired_ratios(
-    results: Sequence[Result], trace: str, rate: float, arm: str, base: str, figure: str
+    results: Sequence[Result],
+    trace: str,
+    rate: float,
+    arm: str,
+    base: str,
+    figure: str,
+    *,
+    mode: str = "open",
 ) -> list[float]:
     """Return an arm's mean figure ÷ another arm's on the same seed, for all seeds both have.
 
     Args:
-        results: Of any runs.
+        results: Of any runs; what was run twice on a seed counts with its mean.
         trace: The trace.
         rate: Programs per second.
         arm: The one above.
         base: The one below.
         figure: ``token_latency_s``, ``response_s`` or ``slowdown``.
+        mode: The mode that the runs were in.
+
+    Raises:
+        ReportError: the runs are of several settings.
     """
-    by_arm: dict[str, dict[int, float]] = {arm: {}, base: {}}
-    for r in results:
-        if (r["trace"], r["rate_per_s"]) == (trace, rate) and r["arm"] in by_arm and r[figure]:
-            by_arm[r["arm"]][r["seed"]] = r[figure]["mean"]
+    wanted = (trace, rate, mode)
+    some = [r for r in results if (r["trace"], r["rate_per_s"], mode_of(r)) == wanted]
+    _check_alike(some)
+    by_arm: dict[str, dict[int, list[float]]] = {arm: {}, base: {}}
+    for r in some:
+        if r["arm"] in by_arm and r[figure]:
+            by_arm[r["arm"]].setdefault(r["seed"], []).append(r[figure]["mean"])
     both = sorted(by_arm[arm].keys() & by_arm[base].keys())
-    return [by_arm[arm][seed] / by_arm[base][seed] for seed in both]
+    return [fmean(by_arm[arm][seed]) / fmean(by_arm[base][seed]) for seed in both]
 
 
-def _of_trace(results: Sequence[Result], trace: str) -> Iterable[Figure]:
-    some = [r for r in results if r["trace"] == trace]
-    for key, title in (
-        ("token_latency_s", "token latency, s"),
-        ("response_s", "program response, s"),
-        ("slowdown", "slowdown"),
-    ):
-        yield _rate_curves(some, trace, key, title)
-    yield _size_bars(some, trace)
-    yield _waiting_share(some, trace)
-    yield _waiting_by_size(some, trace)
-    yield _hits(some, trace)
-    if any("response_by_arrival_s" in r for r in some):
-        yield _burst(some, trace)
+def _check_alike(results: Sequence[Result]) -> None:
+    settings = {setting_of(r) for r in results}
+    if len(settings) > 1:
+        raise ReportError(f"runs of {len(settings)} settings have no figure in common")
 
 
-def _rate_curves(results: Sequence[Result], trace: str, key: str, title: str) -> Figure:
+def _of_group(group: Group, limit_s: float, base: str) -> Iterable[Figure]:
+    some = open_runs(group.results)
+    if some:
+        for key, title in (
+            ("token_latency_s", "token latency, s"),
+            ("response_s", "program response, s"),
+            ("slowdown", "slowdown"),
+        ):
+            yield _rate_curves(some, group, key, title)
+        yield _size_bars(some, group)
+    if any("wait_share" in r for r in some):
+        yield _waiting_share(some, group)
+        yield _waiting_by_size(some, group)
+    if any("hit_share_within_programs" in r.get("call", {}) for r in some):
+        yield _hits(some, group)
+    found = gains(some, some[0]["trace"], limit_s, base) if some else []
+    if any(gain.rate_per_s is not None for gain in found):
+        yield _gain_bars(found, group, limit_s, base)
+    for mode in dict.fromkeys(map(mode_of, windowed_runs(group.results))):
+        yield _burst([r for r in windowed_runs(group.results) if mode_of(r) == mode], group, mode)
+
+
+def _rate_curves(results: Sequence[Result], group: Group, key: str, title: str) -> Figure:
     figure, axes = _subplots(len(FIGURES))
     for axis, name in zip(axes, FIGURES, strict=True):
-        _plot_curves(axis, results, trace, f"{key}.{name}")
+        _plot_curves(axis, results, f"{key}.{name}")
         axis.set_title(name)
         axis.set_xlabel("programs per second")
         axis.set_yscale("log")
     axes[0].set_ylabel(title)
-    return _figure(figure, axes[-1], f"{trace}-{key}", f"{trace}: {title} over load")
+    return _figure(figure, axes[-1], f"{group.stem}-{key}", f"{group.heading}: {title} over load")
 
 
 def _busiest(results: Sequence[Result]) -> tuple[float, list[str]]:
@@ -156,7 +238,7 @@ def _busiest(results: Sequence[Result]) -> tuple[float, list[str]]:
     return rate, arms[rate]
 
 
-def _size_bars(results: Sequence[Result], trace: str) -> Figure:
+def _size_bars(results: Sequence[Result], group: Group) -> Figure:
     figure, (axis,) = _subplots(1)
     rate, arms = _busiest(results)
     for place, arm in enumerate(arms):
@@ -172,19 +254,20 @@ def _size_bars(results: Sequence[Result], trace: str) -> Figure:
         axis.bar(left, heights, width=1 / (len(arms) + 1), label=arm)
     axis.set_xticks([n + 0.4 for n in range(len(CLASS_NAMES))], CLASS_NAMES)
     axis.set_ylabel("mean slowdown")
-    title = f"{trace}: slowdown by program size at {rate:g} programs/s"
-    return _figure(figure, axis, f"{trace}-sizes", title)
+    title = f"{group.heading}: slowdown by program size at {rate:g} programs/s"
+    return _figure(figure, axis, f"{group.stem}-sizes", title)
 
 
-def _waiting_share(results: Sequence[Result], trace: str) -> Figure:
+def _waiting_share(results: Sequence[Result], group: Group) -> Figure:
     figure, (axis,) = _subplots(1)
-    _plot_curves(axis, results, trace, "wait_share")
+    _plot_curves(axis, results, "wait_share")
     axis.set_ylabel("wait ÷ (wait + service)")
     axis.set_xlabel("programs per second")
-    return _figure(figure, axis, f"{trace}-waiting", f"{trace}: share of time spent waiting")
+    title = f"{group.heading}: share of time spent waiting"
+    return _figure(figure, axis, f"{group.stem}-waiting", title)
 
 
-def _waiting_by_size(results: Sequence[Result], trace: str) -> Figure:
+def _waiting_by_size(results: Sequence[Result], group: Group) -> Figure:
     figure, (axis,) = _subplots(1)
     rate, arms = _busiest(results)
     for arm in arms:
@@ -197,49 +280,72 @@ def _waiting_by_size(results: Sequence[Result], trace: str) -> Figure:
         if len(heights) == len(CLASS_NAMES):
             axis.plot(CLASS_NAMES, heights, marker="o", markersize=3, label=arm)
     axis.set_ylabel("wait ÷ (wait + service)")
-    title = f"{trace}: share of time spent waiting by program size at {rate:g} programs/s"
-    return _figure(figure, axis, f"{trace}-waiting-sizes", title)
+    title = f"{group.heading}: share of time spent waiting by program size at {rate:g} programs/s"
+    return _figure(figure, axis, f"{group.stem}-waiting-sizes", title)
 
 
-def _hits(results: Sequence[Result], trace: str) -> Figure:
+def _hits(results: Sequence[Result], group: Group) -> Figure:
     figure, axes = _subplots(2)
     for axis, where in zip(axes, ("within_programs", "across_programs"), strict=True):
-        _plot_curves(axis, results, trace, f"call.hit_share_{where}")
+        _plot_curves(axis, results, f"call.hit_share_{where}")
         axis.set_title(where.replace("_", " "))
         axis.set_xlabel("programs per second")
     axes[0].set_ylabel("share of prompt tokens")
-    return _figure(figure, axes[-1], f"{trace}-hits", f"{trace}: prompt tokens found in the cache")
+    title = f"{group.heading}: prompt tokens found in the cache"
+    return _figure(figure, axes[-1], f"{group.stem}-hits", title)
 
 
-def _burst(results: Sequence[Result], trace: str) -> Figure:
+def _gain_bars(found: Sequence[Gain], group: Group, limit_s: float, base: str) -> Figure:
+    """Draw rates at the limit, and beside them ratios to the base where it has a rate."""
+    has_ratios = any(gain.ratio is not None for gain in found)
+    figure, axes = _subplots(2 if has_ratios else 1)
+    arms = [gain.arm for gain in found]
+    columns = [[gain.rate_per_s for gain in found], [gain.ratio for gain in found]]
+    labels = ["programs per second", f"rate ÷ that of {base}"]
+    for axis, values, label in zip(axes, columns, labels, strict=False):
+        bars = axis.barh(arms, [value or 0.0 for value in values])
+        axis.bar_label(bars, [_rate_text(value) for value in values], padding=2, fontsize=7)
+        axis.set_xlabel(label)
+        axis.margins(x=0.2)
+        axis.invert_yaxis()  # the first arm on top
+    title = f"{group.heading}: rate at a mean token latency of {limit_s:g} s"
+    return _figure(figure, axes[-1], f"{group.stem}-gain", title)
+
+
+def _rate_text(value: float | None) -> str:
+    return "not crossed" if value is None else f"{value:.3g}"
+
+
+def _burst(results: Sequence[Result], group: Group, mode: str) -> Figure:
     figure, (axis,) = _subplots(1)
+    rates, seeds = _values(results, "rate_per_s"), _values(results, "seed")
     for r in results:
-        windows = r.get("response_by_arrival_s")
-        if windows:
-            axis.plot([w[0] for w in windows], [w[2] for w in windows], label=r["arm"])
+        label = r["arm"]
+        label += f" {r['rate_per_s']:g}/s" if len(rates) > 1 else ""
+        label += f" seed {r['seed']}" if len(seeds) > 1 else ""
+        windows = r["response_by_arrival_s"]
+        axis.plot([w[0] for w in windows], [w[2] for w in windows], label=label)
     axis.set_yscale("log")
     axis.set_xlabel("arrival, s")
     axis.set_ylabel("mean response, s")
-    return _figure(
-        figure, axis, f"{trace}-burst", f"{trace}: a burst, and how long it takes to pass"
-    )
+    title = f"{group.heading}: a {mode}, and how long it takes to pass"
+    return _figure(figure, axis, f"{group.stem}-{mode}", title)
 
 
-def _plot_curves(axis: Any, results: Sequence[Result], trace: str, path: str) -> None:
+def _plot_curves(axis: Any, results: Sequence[Result], path: str) -> None:
     for arm in _values(results, "arm"):
-        points = _curve(results, trace, arm, path)
+        points = _curve(results, arm, path)
         if points:
             axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
 
 
-def _curve(results: Sequence[Result], trace: str, arm: str, path: str) -> list[tuple[float, float]]:
-    """Return an arm's rates with their figure's mean over the seeds; programs come by a rate."""
+def _curve(results: Sequence[Result], arm: str, path: str) -> list[tuple[float, float]]:
+    """Return an arm's rates with their figure's mean over the seeds."""
     points: dict[float, list[float]] = {}
     for r in results:
-        if r["trace"] == trace and r["arm"] == arm and r.get("mode", "open") == "open":
-            value = _value(r, path)
-            if value is not None:
-                points.setdefault(r["rate_per_s"], []).append(value)
+        value = _value(r, path) if r["arm"] == arm else None
+        if value is not None:
+            points.setdefault(r["rate_per_s"], []).append(value)
     return [(rate, fmean(points[rate])) for rate in sorted(points)]
 
 
@@ -268,7 +374,8 @@ def _subplots(count: int) -> tuple[Any, Sequence[Any]]:
 
 
 def _figure(canvas: Any, axis: Any, name: str, title: str) -> Figure:
-    canvas.suptitle(title)
+    letters = int(canvas.get_figwidth() * LETTERS_PER_INCH)
+    canvas.suptitle(textwrap.fill(title, letters))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=7)
     buffer = io.BytesIO()
@@ -276,28 +383,49 @@ def _figure(canvas: Any, axis: Any, name: str, title: str) -> Figure:
     return Figure(name.replace("/", "_"), title, buffer.getvalue())
 
 
-def _page(results: Sequence[Result], figures: Sequence[Figure]) -> str:
-    parts = [_HEAD]
-    for figure in figures:
-        data = base64.b64encode(figure.png).decode()
-        title = html.escape(figure.title)
-        parts.append(f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">')
-    parts.append("<h2>All runs</h2><table><tr>")
-    parts += [f"<th>{html.escape(name)}</th>" for name, _ in _COLUMNS]
-    for r in results:
-        parts.append("</tr><tr>")
-        parts += [f"<td>{html.escape(_cell(r, path))}</td>" for _, path in _COLUMNS]
-    parts.append("</tr></table></body></html>\n")
-    return "".join(parts)
+def _picture(figure: Figure) -> str:
+    data = base64.b64encode(figure.png).decode()
+    title = html.escape(figure.title)
+    return f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">'
+
+
+def _gain_table(group: Group, limit_s: float, base: str) -> str:
+    """Return the rates at the limit as a table; nothing if no programs came by a rate."""
+    some = open_runs(group.results)
+    if not some:
+        return ""
+    heading = f"{group.heading}: programs per second at a mean token latency of {limit_s:g} s"
+    rows = [
+        (gain.arm, _rate_text(gain.rate_per_s), "" if gain.ratio is None else f"{gain.ratio:.3g}")
+        for gain in gains(some, some[0]["trace"], limit_s, base)
+    ]
+    return f"<h2>{html.escape(heading)}</h2>" + _table(("policy", "rate", f"÷ {base}"), rows)
+
+
+def _page(results: Sequence[Result], parts: Sequence[str]) -> str:
+    rows = [[_cell(r, path) for _, path in _COLUMNS] for r in results]
+    runs = _table([name for name, _ in _COLUMNS], rows)
+    smoke = _SMOKE if any(map(is_smoke, results)) else ""
+    return "".join([_HEAD, smoke, *parts, "<h2>All runs</h2>", runs, "</body></html>\n"])
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    return f"<table><tr>{head}</tr>{''.join(body)}</table>"
 
 
 def _cell(result: Result, path: str) -> str:
+    if path == "smoke":
+        return "smoke run" if is_smoke(result) else ""
     value = _value(result, path)
     return f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
 
 
 _COLUMNS: Final = (
-    ("trace", "trace"), ("policy", "arm"), ("rate", "rate_per_s"), ("seed", "seed"),
+    ("trace", "trace"), ("profile", "profile"), ("engines", "engines"), ("balancer", "balancer"),
+    ("mode", "mode"), ("smoke", "smoke"), ("policy", "arm"), ("rate", "rate_per_s"),
+    ("seed", "seed"),
     ("programs", "programs"), ("unfinished", "unfinished"),
     ("token latency mean s", "token_latency_s.mean"), ("p95", "token_latency_s.p95"),
     ("p99", "token_latency_s.p99"), ("response mean s", "response_s.mean"),
@@ -307,6 +435,11 @@ _COLUMNS: Final = (
     ("preemptions", "engine.preemptions"), ("batch", "engine.mean_batch"),
     ("KV use", "engine.kv_use"), ("backlog/s", "backlog_slope_per_s"),
 )  # fmt: skip
+
+_SMOKE: Final = (
+    "<p>A <b>smoke run</b> is cut to some programs, all of which are measured: no ratio of such "
+    "runs means anything.</p>"
+)
 
 _HEAD: Final = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>autellix lab</title><style>'
