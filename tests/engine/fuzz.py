@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from autellix.server.channel import CallReport
 from autellix.server.engine.build import make_request
 from autellix.server.engine.harness import Pipeline, WrongRun, build_pipeline
 from autellix.server.engine.scheduler import AutellixScheduler
 from autellix.server.policy.config import parse_config
 
-MODES = [(1, False), (1, True), (2, False), (2, True), (3, True)]
+from .books import Books
+
+MODES = [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
 POLICIES = ["fcfs", "mlfq", "plas", "atlas", "adaptive", "adaptive"]
+
+
+def settings_of(rng: random.Random) -> dict[str, Any]:
+    """Draw the settings of a policy, those of all others too."""
+    kv_most = rng.choice([0.5, 0.8, 1.0])
+    return {
+        "policy": rng.choice(POLICIES),
+        "level_bounds_s": sorted(rng.sample(range(1, 60), rng.randint(1, 6))),
+        "beta": rng.choice([None, 0.5, 2.0, 8.0]),
+        "order": rng.choice(["program", "call"]),
+        "window_steps": rng.choice([1, 2, 4, 9]),
+        "charge": rng.choice(["batch", "share"]),
+        "cooldown_steps": rng.choice([0, 1, 4]),
+        "skip_steps": rng.choice([0, 3, 64]),
+        "ageing": rng.choice([0.0, 1.0, 8.0]),
+        "displace": rng.choice([0.0, 0.5, 2.0]),
+        "kv_most": kv_most,
+        "kv_fill": rng.choice([0.3, 0.9, 1.0]) * kv_most,
+        "elders": rng.choice([0.0, 0.25, 0.9]),
+        "keep_gaps": rng.choice([True, False]),
+    }
 
 
 @dataclass
@@ -28,24 +51,13 @@ class Fuzz:
     expected: list[tuple[str, int, int]] = field(default_factory=list)
     aborted: dict[str, int] = field(default_factory=dict)
     number: int = 0
-    books: dict[str, float] = field(default_factory=dict)  # service by the rule, kept apart
-    reports: list[CallReport] = field(default_factory=list)
+    books: Books = field(init=False)
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         self.block = rng.choice([2, 4, 8])
         self.longest = rng.choice([24, 60, 120])
         blocks = rng.randint(-(-self.longest // self.block) + 2, 4 * self.longest // self.block)
-        self.settings = {
-            "policy": rng.choice(POLICIES),
-            "level_bounds_s": sorted(rng.sample(range(1, 60), rng.randint(1, 6))),
-            "beta": rng.choice([None, 0.5, 2.0, 8.0]),
-            "order": rng.choice(["program", "call"]),
-            "window_steps": rng.choice([1, 2, 4, 9]),
-            "charge": rng.choice(["batch", "share"]),
-            "cooldown_steps": rng.choice([0, 1, 4]),
-            "skip_steps": rng.choice([0, 3, 64]),
-        }
         self.pipeline = build_pipeline(
             AutellixScheduler,
             depth=self.depth,
@@ -57,7 +69,7 @@ class Fuzz:
             max_model_tokens=self.longest,
             prefix_caching=(cached := rng.random() < 0.7),
             drafts=rng.choice([0, 0, 2]),
-            policy_config=self.settings,
+            policy_config=settings_of(rng),
             watermark=rng.choice([0.0, 0.05]),
         )
         self.cached = cached
@@ -65,45 +77,15 @@ class Fuzz:
         self.pipeline.scheduler.defer_block_free = self.depth > 1 and rng.random() < 0.3
         self.pipeline.step_s = lambda output: 0.2 + 0.01 * output.total_num_scheduled_tokens
         self.pipeline.after_step = lambda pipeline: self.check()
-        self.keep_books()
-
-    def keep_books(self) -> None:
-        """Charge every call by the rule, in the plainest way, beside the scheduler.
-
-        The duration of a step is its output's time less the later of the output before it and its
-        own scheduling; each call in the batch is charged all of it, or its share by tokens.
-        """
-        scheduler, clock = self.pipeline.scheduler, self.pipeline.clock
-        scheduler.accounts.on_report = self.reports.append
-        schedule, update = scheduler.schedule, scheduler.update_from_output
-        begun_s: list[float] = []
-        last_s = 0.0
+        self.books = Books(self.pipeline)
+        schedule = self.pipeline.scheduler.schedule
 
         def scheduled(*args: Any) -> Any:
-            begun_s.append(clock.now_s())
-            return schedule(*args)
+            output = schedule(*args)
+            self.check_blocks()
+            return output
 
-        def updated(output: Any, model_output: Any) -> Any:
-            nonlocal last_s
-            seconds = clock.now_s() - max(last_s, begun_s.pop(0))
-            last_s = clock.now_s()
-            for name, tokens in output.num_scheduled_tokens.items():
-                if name in scheduler.requests:
-                    part = tokens / output.total_num_scheduled_tokens
-                    share = part if self.settings["charge"] == "share" else 1.0
-                    self.books[name] = self.books.get(name, 0.0) + seconds * share
-            return update(output, model_output)
-
-        scheduler.schedule, scheduler.update_from_output = scheduled, updated
-
-    def check_books(self) -> None:
-        """Every call was reported once, with the service that the books say."""
-        if sorted(r.request_id for r in self.reports) != sorted(name for name, *_ in self.expected):
-            raise WrongRun("a call was not reported exactly once")
-        for report in self.reports:
-            service_s = self.books.get(report.request_id, 0.0)
-            if abs(report.service_s - service_s) > 1e-6 * (1.0 + service_s):
-                raise WrongRun(f"{report.request_id}: {report.service_s} s, not {service_s} s")
+        self.pipeline.scheduler.schedule = scheduled
 
     def arrive(self) -> None:
         """Add a call: of a known program, a new one, or none; some share a prefix."""
@@ -140,8 +122,7 @@ class Fuzz:
             self.aborted[name] = len(self.pipeline.tokens[name])
             self.pipeline.abort(name)
         elif dice < 0.295:
-            settings = {**self.settings, "policy": rng.choice(POLICIES)}
-            scheduler.set_policy(parse_config(settings))
+            scheduler.set_policy(parse_config(settings_of(rng)))
         elif dice < 0.30:
             running = rng.random() < 0.5 and not scheduler.defer_block_free
             scheduler.reset_prefix_cache(reset_running_requests=running)
@@ -160,7 +141,7 @@ class Fuzz:
         self.pipeline.check_tokens(c for c in self.expected if c[0] not in self.aborted)
         if missing := {name for name, *_ in self.expected} - set(self.pipeline.finished):
             raise WrongRun(f"lost: {sorted(missing)}")
-        self.check_books()
+        self.books.check([name for name, *_ in self.expected])
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if free != scheduler.cache_config.num_gpu_blocks - 1:
             raise WrongRun(f"{free} blocks are free at the end")
@@ -194,3 +175,23 @@ class Fuzz:
             scheduler.waiting.count(level) for level in range(1, scheduler.config.levels + 1)
         ):
             raise WrongRun("the level counts are wrong")
+        self.check_blocks()
+
+    def check_blocks(self) -> None:
+        """Every block is free, held by the calls that it is counted for, or on its way back."""
+        scheduler = self.pipeline.scheduler
+        manager = scheduler.kv_cache_manager
+        pool = manager.block_pool
+        held: Counter[int] = Counter()
+        for name in scheduler.requests:
+            held.update(manager.get_block_ids(name)[0])
+        for _, blocks in scheduler.deferred_frees:
+            held.update(block.block_id for block in blocks)
+        del held[pool.null_block.block_id]
+        free = pool.get_num_free_blocks()
+        if free + len(held) + 1 != pool.num_gpu_blocks:
+            raise WrongRun(f"{free} free + {len(held)} held + 1 null is not {pool.num_gpu_blocks}")
+        for block_id, count in held.items():
+            if pool.blocks[block_id].ref_cnt != count:
+                counted = pool.blocks[block_id].ref_cnt
+                raise WrongRun(f"block {block_id} is held {count} times, counted {counted}")
