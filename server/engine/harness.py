@@ -241,13 +241,14 @@ class Pipeline:
             self.tokens[request.request_id] = []
             self.scheduler.add_request(request)
 
-    def abort(self, *request_ids: str) -> None:
-        """Abort calls, twice, as vLLM does."""
+    def abort(self, *request_ids: str, as_error: bool = False) -> None:
+        """Abort calls, twice, as vLLM does; ``as_error``: as it ends those that it cannot serve."""
+        status = RequestStatus.FINISHED_ERROR if as_error else RequestStatus.FINISHED_ABORTED
         for _ in range(2):
-            self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+            self.scheduler.finish_requests(list(request_ids), status)
         for name in request_ids:
             if name not in self.finished:
-                self._note_end(name, "abort")
+                self._note_end(name, "error" if as_error else "abort")
 
     def step(self) -> bool:
         """Schedule if the pipeline has room, else process the oldest output; False: idle."""

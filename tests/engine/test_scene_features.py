@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -12,8 +14,15 @@ from autellix.server.engine.scheduler import AutellixScheduler
 
 BLOCK = 4
 LEVELS = {"policy": "plas", "level_bounds_s": [4.0, 16.0, 64.0], "window_steps": 1, "beta": 50.0}
-MODES = [(1, False), (1, True), (2, False), (2, True), (3, True)]
+ADAPTIVE = {"policy": "adaptive", "window_steps": 1}
+MODES = [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
 modes = pytest.mark.parametrize(("depth", "v2"), MODES)
+#: Under adaptive there is KV to spare, so that slots are what is short.
+policies = pytest.mark.parametrize(
+    "policy",
+    [{"policy_config": LEVELS}, {"policy_config": ADAPTIVE, "kv_blocks": 512}],
+    ids=["plas", "adaptive"],
+)
 
 
 class Scene:
@@ -53,11 +62,14 @@ class Scene:
         return list(self.pipeline.order())
 
 
+@policies
 @modes
 @pytest.mark.parametrize("steps_before_abort", range(4))
-def test_aborts_in_every_state(steps_before_abort: int, depth: int, v2: bool):
-    """Queued, in prefill, decoding, preempted: an abort frees all and folds the service once."""
-    scene = Scene(depth, v2)
+def test_aborts_of_some_while_others_go_on(
+    steps_before_abort: int, depth: int, v2: bool, policy: dict[str, Any]
+):
+    """Three of five are aborted: all is freed, and the service is folded once."""
+    scene = Scene(depth, v2, **policy)
     scene.longs()
     for name in ("short-1", "short-2", "short-3"):
         scene.add(name, 6, 3)
@@ -72,14 +84,20 @@ def test_aborts_in_every_state(steps_before_abort: int, depth: int, v2: bool):
         assert program.sum_s == program.path_s > 0
 
 
+@policies
 @modes
-def test_chunked_prefill(depth: int, v2: bool):
+def test_chunked_prefill(depth: int, v2: bool, policy: dict[str, Any]):
     """Prompts longer than a step: computed in parts, preempted in the midst, right at the end."""
-    scene = Scene(depth, v2, step_tokens=16)
+    scene = Scene(depth, v2, step_tokens=16, **policy)
     scene.longs(prompt=50)
     for name in ("short-1", "short-2", "short-3"):
         scene.add(name, 20, 3)
-    assert scene.end()[:3] == ["short-1", "short-2", "short-3"]
+    first = scene.end()[:3]
+    if policy["policy_config"] is ADAPTIVE:
+        # Who has computed a part of its prompt is due later than those alike that have not begun.
+        first.sort()
+    assert first == ["short-1", "short-2", "short-3"]
+    assert scene.pipeline.scheduler.accounts.preemptions >= 2
 
 
 @modes
@@ -170,10 +188,11 @@ def structured(scene: Scene, name: str, answer: int) -> object:
     return request
 
 
+@policies
 @modes
-def test_structured_output(depth: int, v2: bool):
+def test_structured_output(depth: int, v2: bool, policy: dict[str, Any]):
     """Nobody gives way to a call whose grammar is not ready; when it is, it goes first."""
-    scene = Scene(depth, v2)
+    scene = Scene(depth, v2, **policy)
     manager = scene.pipeline.scheduler.structured_output_manager
     manager.accept_tokens = lambda request, tokens: True
     scene.longs()
@@ -210,12 +229,13 @@ def test_calls_of_a_program_are_charged_and_sink(depth: int, v2: bool):
     assert scene.end()[4:] == ["new", "old-4", "old-5"]
 
 
+@policies
 @modes
-def test_speculative_decoding(depth: int, v2: bool):
+def test_speculative_decoding(depth: int, v2: bool, policy: dict[str, Any]):
     """Drafts are proposed, accepted and rejected, in flight when a call is taken out too."""
     steps = {}
     for drafts in (0, 3):
-        scene = Scene(depth, v2, drafts=drafts)
+        scene = Scene(depth, v2, drafts=drafts, **policy)
         scene.longs(steps=6)
         for name in ("short-1", "short-2", "short-3"):
             scene.add(name, 6, 5)
@@ -226,13 +246,14 @@ def test_speculative_decoding(depth: int, v2: bool):
     assert steps[3] < 0.8 * steps[0]  # drafts were accepted
 
 
+@policies
 @modes
-def test_lora(depth: int, v2: bool):
+def test_lora(depth: int, v2: bool, policy: dict[str, Any]):
     """No call gives way to one whose adapter has no slot; with the same adapter it does."""
     from vllm.lora.request import LoRARequest
 
     adapters = {n: LoRARequest(f"a{n}", n, "nowhere") for n in (1, 2)}
-    scene = Scene(depth, v2, enable_lora=True, max_loras=1)
+    scene = Scene(depth, v2, enable_lora=True, max_loras=1, **policy)
     scene.longs(lora_request=adapters[1])
     scene.add("other", 6, 3, lora_request=adapters[2])
     scene.steps(6)
@@ -254,10 +275,11 @@ def test_blocks_on_their_way_are_waited_for(depth: int, v2: bool):
     assert scene.pipeline.scheduler.accounts.preemptions <= 2
 
 
+@policies
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_streaming_input_session(depth: int):
+def test_a_streaming_input_session(depth: int, policy: dict[str, Any]):
     """A call whose input comes in parts is one call: charged for all of it, folded at its end."""
-    scene = Scene(depth, False)
+    scene = Scene(depth, False, **policy)
     scene.longs()
 
     def part(first: int, *, more: bool):
