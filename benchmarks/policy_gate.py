@@ -1,12 +1,13 @@
-"""What the adaptive policy is held to: one table a load, and whether each limit holds.
+"""What the adaptive policy is held to: one table a load, and whether each limit is met.
 
     python -m benchmarks.policy_gate --load bfcl-gt=1.7 --load chat-sharegpt=1.2 --seeds 5 --jobs 2
 
 Every arm runs the same programs at the same times, seed by seed. Printed are means over the seeds,
-and of the ratios the mean of the paired ones with their 95 % bootstrap interval; a limit holds if
-the interval's bad end does. ``--horizon`` scales the measuring rule (docs/lab.md); 3,600 s is the
+and of the ratios the mean of the paired ones with their 95 % bootstrap interval; a limit is met if
+the interval's bad end meets it. The limits are the gate set's (``gate.toml``), all of them at each
+load. ``--horizon`` scales the measuring rule (docs/lab.md); 3,600 s is the
 rule itself. The clairvoyant reference of a load is the best of the arms that know the future and
-were asked for, by seed. The exit status says whether everything held.
+were asked for, by seed. The exit status says whether all limits are met.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autellix.server.lab import cost_model
+from autellix.server.lab import cost_model, gate
 from autellix.server.lab.arms import CLAIRVOYANT
 from autellix.server.lab.cells import run_cells
+from autellix.server.lab.gate import quartiles, slowdown_p99, token_s
 from autellix.server.lab.measure import Cell, Rule
-from autellix.server.lab.metrics import bootstrap
 from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.workload import Waits
 
@@ -32,59 +33,6 @@ ARMS = (OURS, STOCK, "mlfq", LEVELS, "pfcfs", "admit", "continuum", "thunder", *
 
 Result = dict[str, Any]
 Seed = dict[str, Result]  # by arm
-
-
-def token_s(result: Result) -> float:
-    """Return the mean token latency."""
-    return float(result["token_latency_s"]["mean"])
-
-
-def slowdown_p99(result: Result) -> float:
-    """Return the 99th percentile of the programs' slowdowns."""
-    return float(result["slowdown"]["p99"])
-
-
-def quartiles(result: Result) -> list[float]:
-    """Return the mean slowdown of each size quartile, the smallest programs first."""
-    return [float(quartile["slowdown"]["mean"]) for quartile in result["by_size"]]
-
-
-def to_clairvoyant(seed: Seed) -> float:
-    """Return our mean token latency ÷ that of the best arm that knows the future."""
-    return token_s(seed[OURS]) / min(token_s(seed[arm]) for arm in CLAIRVOYANT if arm in seed)
-
-
-def others(seed: Seed) -> list[Result]:
-    """Return the results of the other arms that do not know the future."""
-    return [result for arm, result in seed.items() if arm not in (OURS, *CLAIRVOYANT)]
-
-
-def to_best(seed: Seed) -> float:
-    """Return our mean token latency ÷ that of the best other arm."""
-    return token_s(seed[OURS]) / min(map(token_s, others(seed)))
-
-
-def own_quartile(seed: Seed) -> float:
-    """Return the largest ratio of a quartile's slowdown to its own under stock vLLM."""
-    pairs = zip(quartiles(seed[OURS]), quartiles(seed[STOCK]), strict=True)
-    return max(ours / stock for ours, stock in pairs)
-
-
-def others_rate(seed: Seed) -> float:
-    """Return the most programs/s of the other arms ÷ ours."""
-    most = max(float(result["programs_per_s"]) for result in others(seed))
-    return most / float(seed[OURS]["programs_per_s"])
-
-
-RATIOS: tuple[tuple[str, float, Callable[[Seed], float]], ...] = (
-    ("mean token latency ÷ clairvoyant reference", 1.5, to_clairvoyant),
-    ("mean token latency ÷ best other arm", 1.05, to_best),
-    ("P99 slowdown ÷ stock's", 1.0, lambda s: slowdown_p99(s[OURS]) / slowdown_p99(s[STOCK])),
-    ("worst quartile's slowdown ÷ stock's worst", 1.0,
-     lambda s: max(quartiles(s[OURS])) / max(quartiles(s[STOCK]))),
-    ("best other arm's programs/s ÷ ours", 1.0, others_rate),
-    ("a quartile's slowdown ÷ its own under stock, worst", 1.3, own_quartile),
-)  # fmt: skip
 
 
 def main() -> int:
@@ -105,7 +53,7 @@ def main() -> int:
 
 
 def load(text: str, arguments: argparse.Namespace) -> bool:
-    """Run one load; return whether all limits hold."""
+    """Run one load; return whether all limits are met."""
     name, _, rate = text.partition("=")
     rule = Rule().shortened(arguments.horizon)
     cells = [
@@ -125,8 +73,10 @@ def load(text: str, arguments: argparse.Namespace) -> bool:
           f"{arguments.seeds} seeds, {programs:.0f} programs measured, "
           f"{results[0]['fits_share']:.0%} of the trace fits")  # fmt: skip
     table(seeds)
-    verdicts = [verdict(seeds, *ratio) for ratio in RATIOS]  # all are printed
-    return all(verdicts)
+    verdicts = gate.verdict(results, gate.limits())
+    for judged in verdicts:
+        print(judged.line, flush=True)
+    return all(judged.met for judged in verdicts)
 
 
 def table(seeds: Sequence[Seed]) -> None:
@@ -149,20 +99,6 @@ def table(seeds: Sequence[Seed]) -> None:
             f"| {mean(lambda r: r['engine']['prefix_hit_share']):.2f} |",
             flush=True,
         )
-
-
-def verdict(seeds: Sequence[Seed], name: str, limit: float, ratio: Callable[[Seed], float]) -> bool:
-    """Print one ratio and whether its limit holds."""
-    try:
-        ratios = [ratio(seed) for seed in seeds]
-    except (KeyError, ValueError):
-        print(f"not run  {name}: an arm for it is missing")
-        return False
-    low, high = bootstrap(ratios) if len(ratios) > 1 else (ratios[0],) * 2
-    holds = high <= limit
-    print(f"{'holds' if holds else 'MISSED'}  {name}: {fmean(ratios):.2f} [{low:.2f}, {high:.2f}], "
-          f"at most {limit:g}")  # fmt: skip
-    return holds
 
 
 if __name__ == "__main__":

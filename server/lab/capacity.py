@@ -6,13 +6,19 @@ last point of a sweep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from statistics import fmean
+from typing import Any, Final
 
 from .arms import CLAIRVOYANT
 from .measure import Cell
+from .metrics import bootstrap
 
+#: The name under which the best of the clairvoyant arms is asked for, cell by cell.
+REFERENCE: Final = "clairvoyant"
+NO_FIGURE: Final = "no figure"
 TOLERANCE = 0.02
 #: A backlog that grows by less than this share of the arrivals counts as steady: in a window of
 #: finite length the slope of a steady backlog is not exactly 0.
@@ -23,6 +29,41 @@ Run = Callable[[Cell], dict[str, Any]]
 
 class NotCrossedError(RuntimeError):
     """The limit does not lie between the two rates that were given."""
+
+
+def with_members(arms: Sequence[str]) -> list[str]:
+    """Return the arms with the reference's members in its place, each arm once.
+
+    >>> with_members(["fcfs", "srpt", "clairvoyant"])
+    ['fcfs', 'srpt', 'srpt-smith', 'srpt-admit', 'pfcfs-admit']
+    """
+    named = (CLAIRVOYANT if arm == REFERENCE else (arm,) for arm in arms)
+    return list(dict.fromkeys(arm for some in named for arm in some))
+
+
+def references(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the clairvoyant reference of each cell, in the order in which members stand.
+
+    It is the result of the member with the least mean token latency, under the reference's name;
+    ``member`` says whose it is. A member that measured no program comes last.
+
+    Args:
+        results: Of any arms; those of the members count.
+    """
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for result in results:
+        if result["arm"] in CLAIRVOYANT:
+            cell = tuple(result[name] for name in _CELL)
+            cells.setdefault(cell, []).append(result)
+    best = (min(members, key=_mean_token_s) for members in cells.values())
+    return [{**result, "arm": REFERENCE, "member": result["arm"]} for result in best]
+
+
+_CELL: Final = ("trace", "profile", "rate_per_s", "seed", "engines", "balancer")
+
+
+def _mean_token_s(result: dict[str, Any]) -> float:
+    return float(result["token_latency_s"].get("mean", math.inf))
 
 
 def sustains(result: dict[str, Any]) -> bool:
@@ -110,3 +151,41 @@ def rate_at_limit(
         high,
         tolerance,
     )
+
+
+def told(
+    found: Sequence[float | NotCrossedError],
+    seed: int = 0,
+    base: tuple[str, Sequence[float | NotCrossedError]] | None = None,
+) -> str:
+    """Return rates in words: the one, or their mean over the seeds with its 95 % interval.
+
+    Args:
+        found: By seed: a rate, or why there is none.
+        seed: The first one.
+        base: The name and the rates of whom these are set beside, on the same seeds.
+    """
+    errors = [
+        f"{error}" if len(found) == 1 else f"seed {place}: {error}"
+        for place, error in enumerate(found, seed)
+        if isinstance(error, NotCrossedError)
+    ]
+    if errors:
+        return f"{NO_FIGURE}: {'; '.join(errors)}"
+    rates = _rates(found)
+    if len(rates) == 1:
+        return f"{rates[0]:.3f} programs/s"
+    text = f"{_mean(rates)} programs/s, {len(rates)} seeds"
+    if base is None or len(below := _rates(base[1])) < len(rates):
+        return text
+    ratios = [ours / theirs for ours, theirs in zip(rates, below, strict=True)]
+    return f"{text}; {_mean(ratios)} x {base[0]}"
+
+
+def _rates(found: Sequence[float | NotCrossedError]) -> list[float]:
+    return [rate for rate in found if not isinstance(rate, NotCrossedError)]
+
+
+def _mean(values: Sequence[float]) -> str:
+    low, high = bootstrap(values)
+    return f"{fmean(values):.3f} [{low:.3f}, {high:.3f}]"

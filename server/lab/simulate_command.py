@@ -7,13 +7,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 from . import capacity, cost_model, gate
 from .arms import CLAIRVOYANT
+from .capacity import REFERENCE
 from .cells import run_cells
 from .measure import MEASURED, Cell, Mode, Rule
 from .result_cache import ResultCache
@@ -35,24 +37,35 @@ def main(argv: Sequence[str]) -> int:
         return _capacity(arguments, results)
     if arguments.slo is not None:
         return _slo(arguments, results)
-    if arguments.gate:
-        cells = [cell for _, cell in gate.cells(arguments.seed, arguments.horizon)]
-    else:
-        cells = list(_cells(arguments))
+    wanted = list(_wanted(arguments))
     kept = []
     sys.stdout.write(_HEAD)
     sys.stdout.flush()
-    for result, took_s in run_cells(cells, results, arguments.jobs):
-        kept.append(result)
-        sys.stdout.write(_line(result, took_s))
-        sys.stdout.flush()
+    ran = run_cells([cell for _, cell in wanted], results, arguments.jobs)
+    for (note, _), (result, took_s) in zip(wanted, ran, strict=True):
+        kept.append({**result, **note})
+        _show(kept[-1], took_s)
+    if not arguments.gate and REFERENCE in (arguments.policy or ()):
+        for row in capacity.references(kept):
+            kept.append(row)
+            _show(row)
     if arguments.json:
         _write(kept, arguments.json)
     if arguments.plot:
         from . import report
 
         report.draw(kept, arguments.plot)
-    return 0
+    return _judge(kept) if arguments.gate else 0
+
+
+def _judge(results: Sequence[dict[str, Any]]) -> int:
+    """Print whether the gate's limits are met; return the status."""
+    verdicts = gate.verdict(results, gate.limits())
+    for judged in verdicts:
+        sys.stdout.write(f"{judged.line}\n")
+    met = sum(judged.met is True for judged in verdicts)
+    sys.stdout.write(f"{met} of {len(verdicts)} limits are met\n")
+    return 0 if met == len(verdicts) else 1
 
 
 def document(results: Sequence[dict[str, Any]]) -> str:
@@ -73,38 +86,69 @@ def _write(results: Sequence[dict[str, Any]], path: Path) -> None:
 def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print the highest rate that the clairvoyant reference sustains."""
     low, high = arguments.capacity[0], arguments.capacity[-1]
-    cell = next(_cells(arguments))
-    members = arguments.policy or CLAIRVOYANT
-    sys.stdout.write(_HEAD)
-    try:
-        rate = capacity.reference_capacity(cell, _Runner(results), low, high, members=members)
-    except capacity.NotCrossedError as error:
-        sys.stderr.write(f"autellix simulate: {error}\n")
-        return 1
-    sys.stdout.write(f"{cell.trace} on {cell.profile.name}: {rate:.3f} programs/s\n")
-    return 0
+    members = capacity.with_members(arguments.policy or [REFERENCE])
+    run = _Runner(results)
+
+    def find(cell: Cell) -> float:
+        return capacity.reference_capacity(cell, run, low, high, members=members)
+
+    found = _search(_cells(arguments, members[:1], [low]), find)
+    profile = cost_model.load(arguments.profile).name
+    status = 0
+    for (_, balancer), rates in found.items():
+        name = f"{arguments.trace} on {profile}{_behind(arguments, balancer)}"
+        text = capacity.told(rates, arguments.seed)
+        if text.startswith(capacity.NO_FIGURE):
+            status = 1
+            sys.stderr.write(f"autellix simulate: {name}: {text}\n")
+        else:
+            sys.stdout.write(f"{name}: {text}\n")
+    if arguments.json:
+        _write(run.results, arguments.json)
+    return status
 
 
 def _slo(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print each policy's highest rate within a limit of mean token latency."""
     low, high = arguments.rate[0], arguments.rate[-1]
-    cells = {cell.arm: cell for cell in _cells(arguments)}
     run = _Runner(results)
-    found: dict[str, str] = {}
-    sys.stdout.write(_HEAD)
-    for arm, cell in cells.items():
-        try:
-            rate = capacity.rate_at_limit(cell, run, arguments.slo, low, high)
-            found[arm] = f"{rate:.3f} programs/s"
-        except capacity.NotCrossedError as error:
-            found[arm] = f"no figure: {error}"
-    for arm, text in found.items():
+
+    def find(cell: Cell) -> float:
+        return capacity.rate_at_limit(cell, run, arguments.slo, low, high)
+
+    found = _search(_cells(arguments, arguments.policy or ["fcfs"], [low]), find)
+    status = 0
+    base = None
+    for (arm, balancer), rates in found.items():
+        name = f"{arm}{_behind(arguments, balancer)}"
+        text = capacity.told(rates, arguments.seed, base)
+        base = base or (name, rates)
+        status = max(status, int(text.startswith(capacity.NO_FIGURE)))
         sys.stdout.write(
-            f"{arguments.trace}, mean token latency <= {arguments.slo:g} s, {arm}: {text}\n"
+            f"{arguments.trace}, mean token latency <= {arguments.slo:g} s, {name}: {text}\n"
         )
     if arguments.json:
         _write(run.results, arguments.json)
-    return 1 if any(text.startswith("no figure") for text in found.values()) else 0
+    return status
+
+
+def _search(
+    cells: Iterable[Cell], find: Callable[[Cell], float]
+) -> dict[tuple[str, str], list[float | capacity.NotCrossedError]]:
+    """Return what is found of each (arm, balancer): by seed a rate, or why there is none."""
+    found: dict[tuple[str, str], list[float | capacity.NotCrossedError]] = {}
+    sys.stdout.write(_HEAD)
+    for cell in cells:
+        rates = found.setdefault((cell.arm, cell.balancer), [])
+        try:
+            rates.append(find(cell))
+        except capacity.NotCrossedError as error:
+            rates.append(error)
+    return found
+
+
+def _behind(arguments: argparse.Namespace, balancer: str) -> str:
+    return f" behind {balancer}" if arguments.engines > 1 else ""
 
 
 class _Runner:
@@ -115,48 +159,75 @@ class _Runner:
         self.results: list[dict[str, Any]] = []
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        ((result, took_s),) = run_cells([cell], self._cache)
-        self.results.append(result)
-        sys.stdout.write(_line(result, took_s))
-        sys.stdout.flush()
+        if cell.arm != REFERENCE:
+            return self._run(cell)
+        members = [self._run(replace(cell, arm=member)) for member in CLAIRVOYANT]
+        (result,) = capacity.references(members)
+        self._keep(result)
         return result
 
+    def _run(self, cell: Cell) -> dict[str, Any]:
+        ((result, took_s),) = run_cells([cell], self._cache)
+        self._keep(result, took_s)
+        return result
 
-def _cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+    def _keep(self, result: dict[str, Any], took_s: float = 0.0) -> None:
+        self.results.append(result)
+        _show(result, took_s)
+
+
+def _wanted(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Cell]]:
+    """Yield the cells to run, each with what its result says besides its own."""
+    if not arguments.gate:
+        arms = capacity.with_members(arguments.policy or ["fcfs"])
+        yield from (({}, cell) for cell in _cells(arguments, arms, arguments.rate))
+        return
+    for seed in _seeds(arguments):
+        for rho, cell in gate.cells(seed, arguments.horizon):
+            yield {"rho": rho}, cell
+
+
+def _seeds(arguments: argparse.Namespace) -> range:
+    return range(arguments.seed, arguments.seed + arguments.seeds)
+
+
+def _cells(
+    arguments: argparse.Namespace, arms: Sequence[str], rates: Sequence[float]
+) -> Iterator[Cell]:
     profile = cost_model.load(arguments.profile)
     rule = Rule()
     if arguments.horizon is not None:
         rule = rule.shortened(arguments.horizon)
-    for rate in arguments.rate:
-        for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-            for arm, balancer in product(arguments.policy or ["fcfs"], arguments.balancer):
-                yield Cell(
-                    trace=arguments.trace,
-                    arm=arm,
-                    profile=profile,
-                    rate_per_s=rate,
+    for rate, seed in product(rates, _seeds(arguments)):
+        for arm, balancer in product(arms, arguments.balancer):
+            yield Cell(
+                trace=arguments.trace,
+                arm=arm,
+                profile=profile,
+                rate_per_s=rate,
+                seed=seed,
+                mode=arguments.mode,
+                engines=arguments.engines,
+                balancer=balancer,
+                faults=Faults(slow=arguments.slow, dead_s=arguments.dead),
+                programs=arguments.programs,
+                concurrency=arguments.concurrency if arguments.mode == "closed" else None,
+                rule=rule,
+                waits=Waits(
+                    null=arguments.null_waits,
+                    scale=arguments.wait_scale,
+                    cap_s=arguments.wait_cap,
                     seed=seed,
-                    mode=arguments.mode,
-                    engines=arguments.engines,
-                    balancer=balancer,
-                    faults=Faults(slow=arguments.slow, dead_s=arguments.dead),
-                    programs=arguments.programs,
-                    concurrency=arguments.concurrency if arguments.mode == "closed" else None,
-                    rule=rule,
-                    waits=Waits(
-                        null=arguments.null_waits,
-                        scale=arguments.wait_scale,
-                        cap_s=arguments.wait_cap,
-                        seed=seed,
-                    ),
-                )
+                ),
+            )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autellix simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", default="bfcl-gt", help="a set's name (autellix trace list) or a file")
-    add("--policy", type=_words, help="policies, with commas between; fcfs if none is named")
+    add("--policy", type=_words, help="policies, with commas between; fcfs if none is named; "
+        "clairvoyant: those that know the future, and the best of them")  # fmt: skip
     add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
     add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
     add("--engines", type=int, default=1, help="how many")
@@ -179,7 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--wait-scale", type=float, default=1.0)
     add("--wait-cap", type=float, default=WAIT_CAP_S, help="seconds")
     add("--json", type=Path, metavar="OUT", help="write the figures")
-    add("--gate", action="store_true", help="run the gate set (gate.toml) instead")
+    add("--gate", action="store_true", help="run the gate set (gate.toml) instead and say "
+        "which limits are met; status 1 if one is not")  # fmt: skip
     add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
         "these that the clairvoyant reference sustains, or that one of --policy does")  # fmt: skip
     add("--slo", type=float, metavar="SECONDS", help="find, for each policy, the highest rate "
@@ -224,6 +296,11 @@ _HEAD = (
 )
 
 
+def _show(result: dict[str, Any], took_s: float = 0.0) -> None:
+    sys.stdout.write(_line(result, took_s))
+    sys.stdout.flush()
+
+
 def _balancer(result: dict[str, Any]) -> str:
     return str(result["balancer"]) if result["engines"] > 1 else "-"
 
@@ -239,8 +316,14 @@ def _line(result: dict[str, Any], took_s: float) -> str:
         f"{result['response_s']['mean']:10.2f}{result['slowdown']['mean']:9.2f}"
         f"{engine['prefix_hit_share']:6.2f}{engine['recomputed_share']:7.3f}"
         f"{engine['mean_batch']:7.1f}{result['backlog_slope_per_s']:10.4f}"
-        f"{result[MEASURED]['decision_ms_per_step']:8.2f}{took_s:8.1f}{_recovery(result)}\n"
+        f"{result[MEASURED]['decision_ms_per_step']:8.2f}{took_s:8.1f}{_recovery(result)}{_note(result)}\n"
     )
+
+
+def _note(result: dict[str, Any]) -> str:
+    """Return a gate cell's load, or whose figures the clairvoyant reference's are."""
+    rho = f"  rho {result['rho']:g}" if "rho" in result else ""
+    return f"{rho}  = {result['member']}" if "member" in result else rho
 
 
 def _recovery(result: dict[str, Any]) -> str:

@@ -94,6 +94,22 @@ def test_a_capacity_is_that_of_the_members_that_are_named(capsys):
     assert {row.split()[0] for row in rows if not row.startswith("bfcl-gt")} == {"coarse-fcfs"}
 
 
+def test_a_run_with_drawn_waits_is_drawn(tmp_path: Path):
+    """The page and its pictures lie in the folder; the waits are others than those of nothing."""
+    tool_s = {}
+    for waits in ("zero", "drawn"):
+        out = tmp_path / f"{waits}.json"
+        arguments = ["--programs", "2", "--policy", "coarse-fcfs", "--json", str(out)]
+        arguments += ["--plot", str(tmp_path / waits), "--null-waits", waits]
+        assert cli.simulate(arguments) == 0
+        tool_s[waits] = json.loads(out.read_bytes())["results"][0]["tool_s_mean"]
+    assert tool_s["drawn"] > tool_s["zero"] == 0
+    assert "<table>" in (tmp_path / "drawn" / "index.html").read_text(encoding="utf-8")
+    pictures = list((tmp_path / "drawn").glob("*.png"))
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
 def test_trace_check_prints_the_means(capsys):
     """One line per set."""
     assert cli.trace(["check", "chat-real", "tau-airline"]) == 0
