@@ -82,7 +82,8 @@ class AutellixSeat:
 
     def _counted(self, now_s: float) -> list[Any]:
         promoted: list[Any] = self._promote(now_s)
-        self.promotions += len(promoted)
+        # The adaptive policy returns whoever has another place, promoted or not.
+        self.promotions += sum(call.promoted for call in promoted)
         return promoted
 
     def add(self, run: CallRun, now_s: float) -> None:

@@ -33,8 +33,8 @@ CROWD_SIZE: Final = 200  # programs that come all at once in the mode of that na
 class Rule:
     """Times of a run in virtual seconds.
 
-    ``overload`` is finite: ``burst_load`` for ``burst_s``, then ``calm_load`` for what is left of
-    the horizon.
+    A ``burst`` comes at half the rate until the warm-up ends, at one and a half times the rate for
+    ``burst_overload_s``, and at half of it for one horizon more.
     """
 
     horizon_s: float = 3600.0
@@ -96,6 +96,7 @@ def run_cell(
     now_s = outcome.ended_s
     figures = {
         **cell.describe(),
+        "smoke": cell.programs is not None,
         "fits_share": metrics.rounded(len(fits) / len(programs)),
         "virtual_s": metrics.rounded(now_s),
         "arrivals": simulation.created,
@@ -112,6 +113,9 @@ def run_cell(
         figures["response_by_arrival_s"] = by_arrival(outcome, now_s)
     if cell.mode == "crowd":
         figures["recovery_s"] = recovery_s(outcome, cell.rule, now_s)
+    if cell.mode == "burst":
+        overload_s = burst_overload_s(cell.rule)
+        figures["recovery_s"] = recovery_s(outcome, cell.rule, now_s, overload_s=overload_s)
     return figures
 
 
@@ -153,7 +157,7 @@ def _arrivals(cell: Cell, fits: Sequence[Program]) -> Iterator[Arrival]:
     if cell.mode == "burst":
         phases = [
             (cell.rate_per_s * 0.5, rule.warmup_s),
-            (cell.rate_per_s * 1.5, rule.horizon_s / 12),
+            (cell.rate_per_s * 1.5, burst_overload_s(rule)),
             (cell.rate_per_s * 0.5, rule.horizon_s),
         ]
         return workload.burst(fits, phases, cell.seed)
@@ -217,22 +221,40 @@ def by_arrival(outcome: Outcome, now_s: float, window_s: float = 150.0) -> list[
     ]
 
 
-def recovery_s(outcome: Outcome, rule: Rule, now_s: float, window_s: float = 60.0) -> float | None:
-    """Return how long after a crowd the mean response is twice what it was before, at most.
+def burst_overload_s(rule: Rule) -> float:
+    """Return how many seconds the overload of a burst lasts; it begins when the warm-up ends."""
+    return rule.horizon_s / 12
 
-    By window of arrival, the crowd itself not counted; the window's end counts, and every window
+
+def recovery_s(
+    outcome: Outcome,
+    rule: Rule,
+    now_s: float,
+    window_s: float = 60.0,
+    overload_s: float = 0.0,
+) -> float | None:
+    """Return how long after an overload the mean response is twice what it was before, at most.
+
+    By window of arrival, a crowd itself not counted; the window's end counts, and every window
     after it has to be as good. None: not within the arrivals.
+
+    Args:
+        outcome: Of the run.
+        rule: Its times; the overload begins at the end of the warm-up.
+        now_s: When the run ended.
+        window_s: Seconds of a window.
+        overload_s: How many seconds programs come too fast, 0 for a crowd; they do not count.
     """
     calm: list[float] = []
     windows: dict[int, list[float]] = {}
     for program in outcome.programs:
         response_s = metrics.response_s(program, now_s)
-        after_s = program.arrival_s - rule.warmup_s
+        after_s = program.arrival_s - rule.warmup_s - overload_s
         if program.number >= workload.CROWD_FROM:
             continue
         if after_s >= 0:
             windows.setdefault(int(after_s // window_s), []).append(response_s)
-        elif program.arrival_s >= rule.warmup_s / 2:
+        elif rule.warmup_s / 2 <= program.arrival_s < rule.warmup_s:
             calm.append(response_s)
     limit_s = 2 * sum(calm) / max(1, len(calm))
     slow = [n for n, taken in windows.items() if sum(taken) / len(taken) > limit_s]

@@ -99,6 +99,13 @@ class VirtualEngine:
         self._last_end_s = 0.0
         self._retries = 0
         self._pool = seat.scheduler.kv_cache_manager.block_pool
+        self._preempt = seat.scheduler._preempt_request
+        seat.scheduler._preempt_request = self._counted_preempt
+
+    def _counted_preempt(self, *args: Any, **kwargs: Any) -> Any:
+        """Count a victim when it is taken out: some calls never end, and count all the same."""
+        self.totals.preemptions += 1
+        return self._preempt(*args, **kwargs)
 
     @property
     def calls(self) -> int:
@@ -141,6 +148,7 @@ class VirtualEngine:
         self.seat.tell(now_s)
         self.seat.before_step(now_s)
         output = self._scheduler.schedule()
+        self.totals.promotions = self.seat.promotions
         self.totals.decision_wall_s += time.perf_counter() - wall_s
         if not output.total_num_scheduled_tokens:
             return self._nothing(output, now_s)
@@ -183,8 +191,6 @@ class VirtualEngine:
 
     def _finish(self, run: CallRun, now_s: float) -> None:
         run.finished_s = now_s
-        self.totals.preemptions += run.request.num_preemptions
-        self.totals.promotions = self.seat.promotions
         del self.runs[run.request_id]
         self.seat.after_finish(run, now_s)
 

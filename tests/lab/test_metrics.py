@@ -78,3 +78,18 @@ def test_recovery_is_when_the_response_is_back_for_good(slow_until_s: int, expec
     crowd = SimpleNamespace(number=CROWD_FROM, arrival_s=600.0, ended_s=5000.0)
     outcome = SimpleNamespace(programs=[*programs, crowd])
     assert recovery_s(outcome, rule, 9000.0) == expected_s
+
+
+@pytest.mark.parametrize(("slow_until_s", "expected_s"), [(0, 60.0), (59, 120.0), (301, 360.0)])
+def test_recovery_of_a_burst_counts_from_the_end_of_its_overload(slow_until_s: int, expected_s):
+    """300 s of overload from 600 s on, slow throughout, and slow for so long after it."""
+    programs = [
+        SimpleNamespace(
+            number=second,
+            arrival_s=float(second),
+            ended_s=second + (30.0 if 600 <= second < 900 + slow_until_s else 10.0),
+        )
+        for second in range(1800)
+    ]
+    outcome = SimpleNamespace(programs=programs)
+    assert recovery_s(outcome, Rule(), 9000.0, overload_s=300.0) == expected_s
