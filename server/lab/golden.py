@@ -1,7 +1,23 @@
 """Golden cells: runs of stock vLLM whose step count and completion order are written down.
 
-Whoever drives vLLM's AsyncScheduler on their own, by the rules that ``describe`` states, must get
-the same figures; so must every later version of the lab.
+Whoever drives vLLM's AsyncScheduler on their own, by the rules below, must get the same figures; so
+must every later version of the lab.
+
+* Programs arrive as ``workload.poisson`` says; those whose largest call is above the engine's
+  context are left out. Program n is the n-th arrival; a call of it has the trace's id.
+* A call starts when its last parent is over, plus its tool's seconds: 0 if not recorded, at most
+  300. ``turnaround_s`` is 0: the client takes no time. What may start at once starts in this order:
+  children in the order of the trace, and of several calls that end in one step in the batch's.
+* A step takes ``gap_s + max(memory, arithmetic)`` of the profile's roofline plus the scheduler's
+  fixed and per-call seconds, added with one batch in flight; with two, the larger of model and
+  scheduler counts. Memory reads the weights and each call's context at the step's end; of n new
+  tokens that end at a context of c, n x (c - n // 2) pairs are attended to.
+* **Arrival before output**: what arrives while a step runs is in the queue before the step's
+  output is handled.
+* An engine without a step under way begins one with the first call that it gets; what else comes
+  in the same instant, such as the other first calls of a program, finds that step begun.
+* Two batches in flight: the second is scheduled before the first one's output is known, and
+  takes its seconds from the first one's end on.
 """
 
 from __future__ import annotations
