@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def _rounds(
             with _progress(f"round {place + 1}, {target.name}", calls) as tick:
                 replay = Replay(target, profile, waits, progress=tick, seed=seed)
                 done = asyncio.run(replay.run(arrivals))
-            yield _result(arguments, target, seed, done, cuts)
+            yield {**_result(arguments, target, seed, done, cuts), "waits": asdict(waits)}
 
 
 def _result(
@@ -82,8 +83,11 @@ def _result(
     cuts: Sequence[float],
 ) -> dict[str, Any]:
     now_s = max((p.ended_s or p.arrival_s) for p in done)
-    tokens = sum(p.program.output_tokens for p in done if p.ended_s)
+    tokens = sum(p.generated_tokens for p in done if p.ended_s)
     figures = metrics.program_figures(done, now_s, cuts)  # type: ignore[arg-type]
+    for some in (figures, *figures["by_size"]):  # what is seen from outside is no wait
+        if "wait_share" in some:
+            some["first_token_share"] = some.pop("wait_share")
     return {
         "trace": arguments.trace,
         "arm": target.name,
@@ -91,6 +95,7 @@ def _result(
         "mode": "open",
         "rate_per_s": arguments.rate,
         "seed": seed,
+        "tokens_max": min(arguments.context, arguments.tokens_max or arguments.context),
         **figures,
         "makespan_s": metrics.rounded(now_s),
         "programs_per_s": metrics.rounded(len(done) / now_s),

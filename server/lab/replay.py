@@ -19,9 +19,11 @@ from .content import ProgramContent, Prompt, Segments, segment_tokens
 from .cost_model import Profile
 from .run_state import ProgramFacts
 from .trace import Call, Program
+from .words import Scale, scale_of, text
 from .workload import Arrival, Waits
 
 RESERVED_IDS = 512  # a vocabulary's first ids are often control tokens
+PROBE_WORDS = (50, 450)  # of the two prompts that show how a server counts words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class Target:
         api_key: Sent as it is.
         vocabulary: Of the model; prompts are token ids below it.
         exact: The server is vLLM: it takes token ids and generates exactly as many tokens as
-            asked. Otherwise prompts are words and the count is what the server says.
+            asked. Otherwise prompts are words, as many as the server counts about the same tokens
+            in, and an answer may end early.
     """
 
     name: str
@@ -48,7 +51,11 @@ class Target:
 
 @dataclass(slots=True)
 class ReplayedProgram:
-    """What the metrics want to know of a program (see ``run_state.ProgramRun``)."""
+    """What the metrics want to know of a program (see ``run_state.ProgramRun``).
+
+    From outside an engine nobody sees a call wait: ``wait_s`` is the time to the calls' first
+    tokens, prefill included, and ``service_s`` the time after them.
+    """
 
     program: Program
     number: int
@@ -60,6 +67,7 @@ class ReplayedProgram:
     tool_s: float = 0.0
     hit_tokens: int = 0
     prompt_tokens: int = 0
+    generated_tokens: int = 0
     lost_calls: list[str] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
 
@@ -126,19 +134,45 @@ class Replay:
         self._progress = progress
         self._seed = seed
         self._segments = Segments(profile.block_tokens)
+        self._scale = Scale()
         self._client = AsyncOpenAI(
             base_url=target.url, api_key=target.api_key, timeout=timeout_s, max_retries=0
         )
 
     async def run(self, arrivals: Sequence[Arrival]) -> list[ReplayedProgram]:
         """Replay and return every program, over or not, in the order of arrival."""
-        start_s = time.monotonic()
         try:
+            if not self._target.exact:
+                self._scale = await self._measured_scale()
+            start_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._program(a, start_s)) for a in arrivals]
         finally:
             await self._client.close()
         return [task.result() for task in tasks]
+
+    async def _measured_scale(self) -> Scale:
+        """Return how the server counts words, from two prompts that belong to no program."""
+        from openai import OpenAIError
+
+        import autellix
+
+        counts = []
+        with autellix.session(f"replay-{self._seed}-words", nested="new"):
+            for words in PROBE_WORDS:
+                prompt = text(range(words), Scale())
+                try:
+                    answer = await self._client.chat.completions.create(
+                        model=self._target.model,
+                        messages=[{"role": "user", "content": prompt}],
+                        max_tokens=1,
+                    )
+                except OpenAIError:
+                    return Scale()  # the calls will say themselves what is wrong
+                if answer.usage is None:
+                    return Scale()
+                counts.append((words, answer.usage.prompt_tokens))
+        return scale_of(*counts)
 
     async def _program(self, arrival: Arrival, start_s: float) -> ReplayedProgram:
         import autellix
@@ -208,12 +242,12 @@ class Replay:
                 details = chunk.usage.prompt_tokens_details
                 done.hit_tokens += (details.cached_tokens or 0) if details else 0
                 done.prompt_tokens += chunk.usage.prompt_tokens
+        done.generated_tokens += generated
         if self._target.exact and generated != call.output_tokens:
             done.lost_calls.append(
                 f"program {done.number} call {call.id}: {generated} tokens, not "
                 f"{call.output_tokens}"
             )
-        # From outside an engine, what comes before the first token is waiting and prefill.
         over_s = time.monotonic()
         first_s = over_s if first_s is None else first_s
         done.first_token_s.append(first_s - sent_s)
@@ -234,7 +268,6 @@ class Replay:
             return await self._client.completions.create(
                 prompt=ids, extra_body={"ignore_eos": True, "return_token_ids": True}, **options
             )
-        words = " ".join(f"w{token}" for token in ids)
         return await self._client.chat.completions.create(
-            messages=[{"role": "user", "content": words}], **options
+            messages=[{"role": "user", "content": text(ids, self._scale)}], **options
         )

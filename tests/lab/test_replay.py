@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -53,14 +55,47 @@ class FakeServer:
         return response
 
 
-async def replay(fake: FakeServer, name: str, programs: int):
+class WordServer:
+    """A chat server that takes words only, and counts tokens in a way of its own.
+
+    Args:
+        count: Tokens of a message, from its words.
+    """
+
+    def __init__(self, count: Callable[[list[str]], int]) -> None:
+        self.count = count
+        self.texts: list[str] = []
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """Answer one chat, as a stream if that is asked for; the answer ends early."""
+        body = await request.json()
+        text = body["messages"][0]["content"]
+        usage = {"prompt_tokens": self.count(text.split()), "completion_tokens": 1}
+        usage["total_tokens"] = sum(usage.values())
+        base = {"id": "c", "created": 1, "model": "m", "usage": usage}
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "x"}
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            return web.json_response({**base, "object": "chat.completion", "choices": [choice]})
+        self.texts.append(text)
+        choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}
+        chunk = {**base, "object": "chat.completion.chunk", "choices": [choice]}
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+
+async def replay(fake: FakeServer | WordServer, name: str, programs: int):
     """Replay the first programs of a set against the fake server."""
     application = web.Application(client_max_size=64 << 20)
-    application.router.add_post("/v1/completions", fake.complete)
+    is_exact = isinstance(fake, FakeServer)
+    path = "/v1/completions" if is_exact else "/v1/chat/completions"
+    application.router.add_post(path, fake.complete)
     some = [p for p in trace.load(name) if len(p.calls) < 90][:programs]
     arrivals = list(workload.at_once(some, len(some), seed=0))
     async with TestServer(application) as server:
-        target = Target(name="fake", url=str(server.make_url("/v1")), model="m")
+        target = Target(name="fake", url=str(server.make_url("/v1")), model="m", exact=is_exact)
         profile = cost_model.load("a100-80g-llama-3.1-8b")
         return await Replay(target, profile, Waits(scale=0.0)).run(arrivals), arrivals
 
@@ -103,6 +138,48 @@ async def test_a_lost_call_is_named_and_ends_its_program():
     (done,), _ = await replay(fake, "chat-sharegpt", 1)
     assert done.ended_s is None
     assert "500" in done.lost_calls[0] or "InternalServerError" in done.lost_calls[0]
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(len, id="a word is a token"),
+        pytest.param(lambda words: 40 + 3 * len(words), id="three tokens, and a long template"),
+        pytest.param(lambda words: 9 + sum(1 + (len(w) > 4) for w in words), id="by their length"),
+        pytest.param(lambda words: len(words) // 2, id="two words are one token"),
+    ],
+)
+async def test_words_are_as_long_as_the_trace_says(count):
+    """Prompts come within 10 % however a server counts, and still begin with what they share."""
+    fake = WordServer(count)
+    (done,), _ = await replay(fake, "chat-real", 1)
+    assert len(done.program.calls) > 2
+    for call, text in zip(done.program.calls, fake.texts, strict=True):
+        assert fake.count(text.split()) == pytest.approx(call.prompt_tokens, rel=0.1)
+    for earlier, later in itertools.pairwise(fake.texts):
+        assert later.startswith(earlier)
+    assert done.prompt_tokens == sum(fake.count(text.split()) for text in fake.texts)
+    assert done.generated_tokens == len(fake.texts), "what the server says, not what was asked"
+    assert not done.lost_calls
+
+
+async def test_words_of_other_programs_are_others():
+    """No program finds in the cache what another one said."""
+    fake = WordServer(len)
+    done, _ = await replay(fake, "chat-sharegpt", 8)
+    begun = {tuple(text.split()[:16]) for text in fake.texts if len(text.split()) >= 16}
+    long_enough = [p for p in done if p.program.calls[-1].prompt_tokens >= 16]
+    assert len(long_enough) > 4
+    assert len(begun) == len(long_enough)
+
+
+async def test_a_server_that_counts_nothing_gets_a_word_a_token():
+    """A count that does not grow with the words is no measure."""
+    fake = WordServer(lambda _: 0)
+    (done,), _ = await replay(fake, "chat-real", 1)
+    assert [len(text.split()) for text in fake.texts] == [
+        call.prompt_tokens for call in done.program.calls
+    ]
 
 
 def test_a_target_must_be_named():
