@@ -57,13 +57,22 @@ class RoomMaker(AsyncScheduler):
     _preempt_again_at: int
     _window_open: bool
     _unsorted: bool
+    _worst: int | None
     _for_slots: bool
 
     def _key_of(self, request: Request) -> Key:
         return self.calls[request.request_id].key
 
     def _worst_level(self) -> int:
-        return self.calls[self.running[-1].request_id].level
+        """Return the lowest level in the batch, 0 without one; looked up once between two steps.
+
+        The last of ``running`` need not have it: prompts in parts are behind all others whatever
+        their level, and who was admitted since the last sort is at the end.
+        """
+        if self._worst is None:
+            calls = self.calls
+            self._worst = max((calls[r.request_id].level for r in self.running), default=0)
+        return self._worst
 
     def _order_running(self) -> None:
         """Best first, but calls with more prompt to compute after all others.
@@ -114,7 +123,7 @@ class RoomMaker(AsyncScheduler):
         calls = self.calls
         if not any(calls[r.request_id].level > best for r in self.running):
             return []
-        if self._tokens_wanted() >= self.max_num_scheduled_tokens:
+        if self._tokens_are_short():
             return []
         slots = compat.slots(self) - len(self.running) - self.num_waiting_for_streaming_input
         return self._relieve(slots, _level, _level)
@@ -127,7 +136,7 @@ class RoomMaker(AsyncScheduler):
         slots = compat.slots(self) - len(self.running) - self.num_waiting_for_streaming_input
         if slots > 0 or self._best_waiting_level() != INSIDE:
             return []
-        if self._tokens_wanted() >= self.max_num_scheduled_tokens:
+        if self._tokens_are_short():
             return []
         return self._relieve(slots, _displaces, _order)
 
@@ -233,6 +242,13 @@ class RoomMaker(AsyncScheduler):
         """Return the places of the running calls among each other: nobody is alike."""
         calls = [self.calls[request.request_id] for request in self.running]
         return {call: rank for rank, call in enumerate(sorted(calls, key=lambda call: call.key))}
+
+    def _tokens_are_short(self) -> bool:
+        """Return whether nobody new finds tokens in this step; if so, look again in the next."""
+        if self._tokens_wanted() < self.max_num_scheduled_tokens:
+            return False
+        self._window_open = True
+        return True
 
     def _tokens_wanted(self) -> int:
         """Return the tokens that running calls want in the next step."""

@@ -102,6 +102,7 @@ class AutellixScheduler(RoomMaker):
         self._preempt_again_at = 0  # steps done at which the last victims' blocks are free for sure
         self._window_open = True
         self._unsorted = True
+        self._worst: int | None = None  # lowest level in the batch, None: not looked up
         self._for_slots = False
         if self.channel is not None:
             self.channel.start()
@@ -154,7 +155,7 @@ class AutellixScheduler(RoomMaker):
             )
             self.calls[request.request_id] = call
             self.accounts.open(request.request_id, identity, call.level, now_s)
-            self._window_open |= bool(self.running) and call.level < self._worst_level()
+            self._window_open = self._window_open or call.level < self._worst_level()
         super().add_request(request)
 
     def _free_request(
@@ -313,6 +314,7 @@ class AutellixScheduler(RoomMaker):
         self.waiting.end_step()
         self.kv_holding_waiting.end_step()
         self._note_admitted(output, now_s)
+        self._worst = None
         self._steps_scheduled += 1
         self._in_flight.append(_Step(output, now_s))
         self.accounts.step_began(now_s)
@@ -330,6 +332,7 @@ class AutellixScheduler(RoomMaker):
         self._steps_done += 1
         if scheduler_output.num_scheduled_tokens:
             self._charge(scheduler_output, seconds)
+            self._worst = None
         self.accounts.step_done(seconds, scheduler_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
