@@ -285,7 +285,12 @@ class RoomMaker(AsyncScheduler):
         ):
             return True
         free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
-        return compat.blocks_at_most(self, request) <= free or self._blocks_needed(request) <= free
+        if compat.blocks_at_most(self, request) <= free:
+            return True
+        if self._blocks_needed(request) > free:
+            return False
+        self._needs.pop(request.request_id)  # who is shown and does not fit stops all behind it
+        return self._blocks_needed(request) <= free
 
     def _blocks_needed(self, request: Request) -> int:
         """Return the blocks that a waiting call needs, as of some steps ago at most.
