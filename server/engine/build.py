@@ -97,6 +97,7 @@ def build_config(
         config = EngineArgs(**arguments).create_engine_config()
     config.cache_config.num_gpu_blocks = kv_blocks
     config.scheduler_config.async_scheduling = async_scheduling
+    config.device_config.device_type = "cpu"  # it may do without, whatever this machine has
     return config
 
 

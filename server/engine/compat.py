@@ -138,6 +138,18 @@ def check_config(vllm_config: Any) -> None:
             "kv_role kv_producer (prefill-only engines) is not supported: a preempted call "
             "would lose the blocks that it is about to hand over; run the stock scheduler there"
         )
+    _check_async(vllm_config)
+
+
+def _check_async(vllm_config: Any) -> None:
+    """Refuse steps that do not overlap where they could; vLLM has no such steps on a CPU."""
+    device = vllm_config.device_config.device_type
+    if device != "cpu" and not vllm_config.scheduler_config.async_scheduling:
+        raise ConfigError(
+            f"async_scheduling = False on {device}: must be True, or every step waits for the one "
+            "before it; leave out --no-async-scheduling and what vLLM turns it off for (its log "
+            "names it), or use --policy program or fcfs, which run vLLM's own scheduler"
+        )
 
 
 def identify(request: Request, key: bytes | None) -> Identity:

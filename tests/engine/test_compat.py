@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 
 import pytest
+from vllm import SamplingParams
 from vllm.v1.request import RequestStatus
 
 from autellix.errors import ConfigError
 from autellix.server.call_tag import PRIORITY_MAX, CallTag, format_call, seal_program
 from autellix.server.engine import compat
-from autellix.server.engine.build import build_scheduler, make_request
+from autellix.server.engine.build import build_config, build_scheduler, make_request
 from autellix.server.engine.scheduler import AutellixScheduler
 
 KEY = b"channel key"
 TAG = format_call(CallTag("c0ffee00", 2, 1500, 7000))
+BATCH = "9f0b1c5a2d3e4f60"  # vLLM's, new for each step of a beam search
 SEALED = seal_program("0badcafe", KEY)
 
 
@@ -26,10 +29,12 @@ SEALED = seal_program("0badcafe", KEY)
         f"1_chatcmpl-{TAG}-bc4ca7c3",
         f"cmpl-{TAG}-0-bc4ca7c3",
         f"cmpl-{TAG}-1-0123abcd",
+        f"chatcmpl-{TAG}-{BATCH}-beam-0-bc4ca7c3",
+        f"cmpl-{TAG}-0-{BATCH}-beam-12-bc4ca7c3",
     ],
 )
 def test_the_call_is_found_in_every_form(request_id: str):
-    """Chat, n = 2, several prompts: the same call, the program, and the figures that came along."""
+    """Chat, n = 2, several prompts, beams: the same call, the program, and its figures."""
     request = make_request(request_id, [1], 1, session_id=SEALED, priority=2500)
     known = compat.Identity("0badcafe", "c0ffee00", 2.5, 1.5, 7000)
     assert compat.identify(request, KEY) == known
@@ -43,6 +48,19 @@ def test_a_responses_call_has_a_program_and_no_call_id():
     """The server makes its own id there; the session is still ours."""
     request = make_request("resp_0123_0-bc4ca7c3", [1], 1, session_id=SEALED, priority=1000)
     assert compat.identify(request, KEY) == compat.Identity("0badcafe", None, 1.0, 0.0, None)
+
+
+def test_a_beam_has_no_figures_of_the_gateway():
+    """Beams come with priority 0: their program's service is what this engine has counted."""
+    request = make_request(f"chatcmpl-{TAG}-{BATCH}-beam-3-bc4ca7c3", [1], 1, session_id=SEALED)
+    known = compat.Identity("0badcafe", "c0ffee00", 0.0, 1.5, 7000)
+    assert compat.identify(request, KEY) == known
+
+
+def test_vllm_has_no_best_of():
+    """A field of the chat protocol that nothing reads: no call has more answers than ``n``."""
+    assert "best_of" not in inspect.signature(SamplingParams).parameters
+    assert not hasattr(SamplingParams(n=2), "best_of")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +113,8 @@ def config_with(**changes):
             runner_type="generate",
         ),
         kv_transfer_config=None,
+        scheduler_config=types.SimpleNamespace(async_scheduling=True),
+        device_config=types.SimpleNamespace(device_type="cuda"),
     )
     for path, value in changes.items():
         setattr(getattr(config, path), *value)
@@ -110,12 +130,33 @@ def config_with(**changes):
         ({"model_config": ("is_multimodal_model", True)}, "multimodal models are not supported"),
         ({"model_config": ("is_diffusion", True)}, "diffusion models are not supported"),
         ({"model_config": ("runner_type", "pooling")}, "pooling models are not supported"),
+        (
+            {"scheduler_config": ("async_scheduling", False)},
+            "async_scheduling = False on cuda: must be True.*--no-async-scheduling",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, tuple[str, object]], message: str):
     """At start, with the way out."""
     with pytest.raises(ConfigError, match=message):
         compat.check_config(config_with(**changes))
+
+
+def test_a_cpu_has_no_async_scheduling():
+    """Stock vLLM turns it off there, so it is not asked for."""
+    config = config_with(
+        scheduler_config=("async_scheduling", False), device_config=("device_type", "cpu")
+    )
+    compat.check_config(config)
+    compat.check_config(config_with())
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_engine_that_does_not_exist_is_on_no_gpu(async_scheduling: bool):
+    """The lab runs with one batch in flight on machines with a GPU as well."""
+    config = build_config(kv_blocks=64, async_scheduling=async_scheduling)
+    assert config.device_config.device_type == "cpu"
+    compat.check_config(config)
 
 
 def test_prefill_only_engines_are_refused():
