@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import record, trace
-from .recorder import Recorder, save, serve
+from .recorder import Recorder, save, serve, unnoted
 
 
 def main(argv: Sequence[str]) -> int:
     """Run ``autellix trace list|check|import|record``.
 
+    Returns:
+        0, or 1 if calls were relayed whose counts are not known.
+
     Raises:
-        TraceError: a file is wrong.
+        TraceError: a file is wrong, ``--out`` names a folder that is not there, or ``--port`` is
+            taken.
     """
     parser = argparse.ArgumentParser(prog="autellix trace", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -33,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
         command.add_argument("--out", type=Path, required=True, help="a .jsonl[.xz|.gz] file")
         command.add_argument("--kind", choices=trace.KINDS, default="react")
     arguments = parser.parse_args(argv)
+    if arguments.command in ("import", "record") and not arguments.out.parent.is_dir():
+        raise trace.TraceError(f"--out {arguments.out}: there is no such folder")
     if arguments.command == "import":
-        with arguments.rows.open(encoding="utf-8") as lines:
-            rows = list(record.read_rows(lines, arguments.rows.name))
+        rows = list(record.read_rows(trace.lines_of(arguments.rows), arguments.rows.name))
         count = trace.write(record.programs(rows, "imported", arguments.kind), arguments.out)
         sys.stdout.write(f"{count} programs, {len(rows)} calls\n")
         return 0
@@ -52,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    """Relay until Ctrl-C or SIGTERM, then write the trace."""
+    """Relay until Ctrl-C or SIGTERM, then write the trace and say what is missing in it."""
     recorder = Recorder(arguments.upstream)
 
     async def run() -> None:
@@ -62,10 +67,17 @@ def _record(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"recording on http://127.0.0.1:{arguments.port}; Ctrl-C ends\n")
         await serve(recorder, arguments.port, stop)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        raise trace.TraceError(f"--port {arguments.port}: {error.strerror}") from None
     count = save(recorder, arguments.out, arguments.kind)
     sys.stdout.write(f"{count} programs, {len(recorder.rows)} calls\n")
-    return 0
+    if not recorder.skipped:
+        return 0
+    sys.stdout.write(unnoted(recorder))
+    sys.stderr.write("what follows such a call in its program has wrong parents and waits\n")
+    return 1
 
 
 def _line(name: str, programs: Sequence[trace.Program]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 
 import aiohttp
@@ -10,8 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from autellix.server.lab import cli, record, trace
-from autellix.server.lab.recorder import Recorder, save, usage_in
+from autellix.server.lab import cli, record, trace, trace_command
+from autellix.server.lab import recorder as lab_recorder
+from autellix.server.lab.recorder import Recorder, save, unnoted, usage_in
 
 ROWS = [
     {"program": "a", "thread": "0", "start_s": 10.0, "end_s": 11.0, "prompt_tokens": 100,
@@ -92,3 +95,145 @@ async def test_the_relay_notes_counts_and_no_text(tmp_path: Path):
     text = (tmp_path / "t.jsonl").read_text()
     assert not any(word in text for word in ("SECRET", "PRIVATE", "s1"))
     assert json.loads(text)["source"] == "recorded"
+
+
+CHUNK = b'data: {"choices":[{"text":"word"}],"usage":null}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":3,' \
+        b'"prompt_tokens_details":{"cached_tokens":32}}}\n\n'  # fmt: skip
+DONE = b"data: [DONE]\n\n"
+
+
+async def streamed(request: web.Request) -> web.StreamResponse:
+    """Stream as vLLM does: usage only if asked, cut before the end or compressed if told so."""
+    how = await request.json()
+    if how.get("status"):
+        return web.Response(status=how["status"], text="no")
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    asked = request.headers.get("Accept-Encoding", "")
+    if how.get("compressed") or "gzip" in asked:
+        response.headers["Content-Encoding"] = "gzip"
+    await response.prepare(request)
+    await response.write(CHUNK)
+    if how.get("cut"):
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+    if how.get("stream_options", {}).get("include_usage"):
+        await response.write(USAGE)
+    await response.write(DONE)
+    return response
+
+
+async def relayed(bodies: list[dict[str, object]], path: str = "/v1/completions", **settings):
+    """Return a recorder through which bodies went one by one, and what the client got."""
+    upstream_application = web.Application()
+    upstream_application.router.add_route("*", "/{path:.*}", streamed)
+    got: list[bytes | None] = []
+    async with TestServer(upstream_application) as upstream:
+        relay_to = Recorder(str(upstream.make_url("")), **settings)
+        async with (
+            TestServer(relay_to.application()) as relay,
+            aiohttp.ClientSession(auto_decompress=False) as client,
+        ):
+            for body in bodies:
+                try:
+                    async with client.post(
+                        relay.make_url(path), json=body, headers={"X-Session-ID": "s"}
+                    ) as response:
+                        got.append(await response.read())
+                except aiohttp.ClientError:
+                    got.append(None)
+    return relay_to, got
+
+
+WITH_USAGE: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def test_a_stream_with_usage_is_noted_and_passes_unchanged():
+    """Counts and hits are the server's, the bytes are the server's, nothing is skipped."""
+    relay, got = await relayed([WITH_USAGE])
+    assert got == [CHUNK + USAGE + DONE]
+    (row,) = relay.rows
+    assert (row.program, row.prompt_tokens, row.output_tokens, row.hit_tokens) == ("s", 40, 3, 32)
+    assert unnoted(relay) == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "said"),
+    [
+        ({"stream": True}, CHUNK + DONE, "no usage in the answer; a stream needs .*include_usage"),
+        ({"status": 503}, b"no", "status 503"),
+        (WITH_USAGE | {"cut": True}, None, "cut before its end"),
+        (WITH_USAGE | {"compressed": True}, CHUNK + USAGE + DONE, "compressed"),
+    ],
+)
+async def test_a_call_that_is_not_noted_is_said(
+    body: dict[str, object], answer: bytes | None, said: str
+):
+    """The reason stands in one line, the client gets what the server gave, the others are noted."""
+    relay, got = await relayed([WITH_USAGE, body, WITH_USAGE])
+    assert got == [CHUNK + USAGE + DONE, answer, CHUNK + USAGE + DONE]
+    assert len(relay.rows) == 2
+    assert re.fullmatch(f"1 call without counts: {said}\n", unnoted(relay))
+
+
+async def test_only_calls_are_missed():
+    """What is no LLM call needs no counts."""
+    relay, _ = await relayed([{}], path="/tokenize")
+    assert (relay.rows, unnoted(relay)) == ([], "")
+
+
+async def test_calls_past_the_bound_are_said():
+    """A full recorder goes on relaying and counts what it leaves out."""
+    relay, _ = await relayed([WITH_USAGE] * 3, rows_max=1)
+    assert len(relay.rows) == 1
+    assert unnoted(relay) == "2 calls without counts: more than 1 calls\n"
+
+
+async def test_a_server_that_cannot_be_reached_is_said():
+    """The client gets 502, and the call is counted."""
+    relay_to = Recorder("http://127.0.0.1:1")
+    async with (
+        TestServer(relay_to.application()) as relay,
+        aiohttp.ClientSession() as client,
+        client.post(relay.make_url("/v1/completions"), json={}) as response,
+    ):
+        assert response.status == 502
+    assert unnoted(relay_to) == "1 call without counts: the server could not be reached\n"
+
+
+@pytest.mark.parametrize("missed", [0, 2])
+def test_the_command_ends_with_what_is_missing(tmp_path: Path, capsys, monkeypatch, missed: int):
+    """Status 1 and a line for it if calls have no counts, else 0 and nothing."""
+
+    async def serve(recorder: Recorder, *_: object) -> None:
+        recorder.rows = [record.Row(**ROWS[0])]
+        if missed:
+            recorder.skipped[lab_recorder.CUT] += missed
+
+    monkeypatch.setattr(trace_command, "serve", serve)
+    out = tmp_path / "t.jsonl"
+    argv = ["record", "--upstream", "http://x", "--out", str(out)]
+    assert cli.trace(argv) == (1 if missed else 0)
+    said = capsys.readouterr().out
+    assert said.startswith("1 programs, 1 calls\n")
+    assert ("2 calls without counts: cut before its end\n" in said) == bool(missed)
+    assert len(trace.load(str(out))) == 1
+
+
+def test_a_trace_that_could_not_be_written_is_refused_before_recording(tmp_path: Path, capsys):
+    """Hours of calls are not lost at the end for a folder that is not there."""
+    out = tmp_path / "none" / "t.jsonl"
+    assert cli.trace(["record", "--upstream", "http://x", "--out", str(out)]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert cli.trace(["import", str(tmp_path / "no-rows"), "--out", str(tmp_path / "t")]) == 2
+    assert "no-rows:1: cannot be read" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path, capsys):
+    """One line and status 2."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        argv = ["record", "--upstream", "http://x", "--out", str(tmp_path / "t"), "--port", port]
+        assert cli.trace(argv) == 2
+    assert f"--port {port}: " in capsys.readouterr().err
