@@ -167,7 +167,10 @@ def _vllm(
         yield Finding("scheduler", "note", f"policy {config.serve.policy}: vLLM's own scheduler",
                       "--policy plas orders by program inside the engine")  # fmt: skip
     if "--no-async-scheduling" in vllm_args:
-        yield Finding("async scheduling", "note", "turned off by --no-async-scheduling",
+        refused = config.serve.policy in ENGINE_POLICIES and device != "cpu"
+        yield Finding("async scheduling", "bad" if refused else "note",
+                      "turned off by --no-async-scheduling"
+                      + f", which policy {config.serve.policy} refuses" * refused,
                       "leave it out: steps then overlap with the model")  # fmt: skip
     elif device == "cpu":
         yield Finding("async scheduling", "note", "vLLM has none on a CPU", "nothing to be done")

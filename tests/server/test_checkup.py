@@ -70,6 +70,8 @@ def test_what_works_but_not_as_well_is_a_note(loaded: list[Any], tmp_path: Path)
     for name in ("scheduler", "async scheduling", "swap"):
         assert (findings[name].state, bool(findings[name].remedy)) == ("note", True)
     assert found(config_of(), str(tmp_path))["async scheduling"].state == "good"
+    refused = found(config_of(policy="plas"), str(tmp_path), "--no-async-scheduling")
+    assert refused["async scheduling"].state == "bad"
 
 
 def test_the_bandwidth_of_swaps_is_measured():
