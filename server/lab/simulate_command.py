@@ -327,7 +327,7 @@ def _note(result: dict[str, Any]) -> str:
 
 
 def _recovery(result: dict[str, Any]) -> str:
-    if result["mode"] != "crowd":
+    if result["mode"] not in ("burst", "crowd"):
         return ""
     seconds = result["recovery_s"]
     return "  never back" if seconds is None else f"  back in {seconds:.0f} s"
