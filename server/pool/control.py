@@ -46,6 +46,7 @@ PEERS_MAX: Final = 1_024
 UNKNOWN_MAX: Final = 1_024  # peers that were asked for a hello
 GAP_REPORTS_MAX: Final = 10_000  # an engine's ring holds no more
 RESEND_AFTER_S: Final = 0.5
+POLICY_AGAIN_S: Final = 1.0
 RESENDS_MAX: Final = 5
 PROGRAMS_A_MESSAGE: Final = 1_000
 RESTART_AFTER_S: Final = 1.0
@@ -62,6 +63,9 @@ class Peer:
         hello: Its first message, or the newest one.
         heartbeat: The newest one, with the time it came.
         lost: Reports that will never come.
+        is_told: Whether it has answered the newest policy that it was sent.
+        told_s: When that was sent last.
+        told_step: The engine's step then, as far as known.
     """
 
     hello: Hello
@@ -75,6 +79,9 @@ class Peer:
     lost: int = 0
     duplicates: int = 0
     newest_seq: int = 0  # the largest number known to exist
+    is_told: bool = True
+    told_s: float = 0.0
+    told_step: int = 0
 
     def view(self, now_s: float) -> dict[str, Any]:
         """Return what the channel knows of the engine, for people and dashboards."""
@@ -231,10 +238,12 @@ class ControlServer:
     async def set_policy(self, settings: Mapping[str, Any]) -> None:
         """Tell every engine to order by these settings (``server.policy.config``) from now on.
 
-        An engine that starts later, or again, is told when it says hello.
+        An engine that starts later, or again, is told when it says hello, and one that a message
+        did not reach is told again, see `_tell_again`.
         """
         self._policy = PolicyWanted(settings=dict(settings))
-        await self._to_all(self._policy)
+        for peer in list(self._peers.values()):
+            await self._tell(peer)
 
     async def _to_all(self, message: DownMessage) -> None:
         for identity in list(self._peers):
@@ -283,9 +292,8 @@ class ControlServer:
         """Take one message of a peer."""
         now_s = self._clock.now_s()
         if isinstance(message, Hello):
-            is_new_boot = self._greet(identity, message, now_s)
-            if is_new_boot and self._policy is not None:
-                await self._send(identity, self._policy)
+            if self._greet(identity, message, now_s) and identity in self._peers:
+                await self._tell(self._peers[identity])
             return
         peer = self._peers.get(identity)
         if peer is None:
@@ -302,6 +310,7 @@ class ControlServer:
             peer.newest_seq = max(peer.newest_seq, message.last_seq)
             if self._on_heartbeat is not None:
                 self._on_heartbeat(peer.hello.engine_id, message)
+            await self._tell_again(peer, message.step, now_s)
         elif isinstance(message, Bye):
             self._retire(identity)
             return
@@ -328,6 +337,7 @@ class ControlServer:
         if known is not None and known.hello.boot_id == hello.boot_id:
             known.hello = hello
             known.heard_s = now_s
+            known.is_told = True
             return False
         same = [i for i, peer in self._peers.items() if peer.hello.engine_id == engine_id]
         peer = Peer(hello, identity, heard_s=now_s)
@@ -357,6 +367,28 @@ class ControlServer:
             self._unknown.pop(next(iter(self._unknown)))
         self._unknown[identity] = now_s
         await self._send(identity, HelloWanted())
+
+    async def _tell(self, peer: Peer) -> None:
+        """Send the policy that is wanted; its answer is a hello."""
+        if self._policy is None:
+            return
+        peer.is_told = False
+        peer.told_s = self._clock.now_s()
+        peer.told_step = peer.heartbeat.step if peer.heartbeat is not None else 0
+        await self._send(peer.identity, self._policy)
+
+    async def _tell_again(self, peer: Peer, step: int, now_s: float) -> None:
+        """Send the policy again if that message was lost, once a second at most.
+
+        It was if the engine has made a step since, has not answered, or goes by another policy. An
+        engine reads its messages when it makes a step: one without work is not to be told for hours
+        what it will read once.
+        """
+        if self._policy is None or step <= peer.told_step or now_s - peer.told_s < POLICY_AGAIN_S:
+            return
+        runs = peer.hello.policy
+        if not peer.is_told or self._policy.settings.get("policy", runs) != runs:
+            await self._tell(peer)
 
     def _account(self, peer: Peer, message: Accounting) -> None:
         for report in message.reports:

@@ -15,6 +15,7 @@ from autellix.server.channel import (
     CallReport,
     Heartbeat,
     Hello,
+    PolicyWanted,
     Resend,
     SessionEnded,
     encode,
@@ -43,7 +44,7 @@ def report(seq: int, service_s: float = 1.0) -> CallReport:
     )
 
 
-def hello(boot_id: str = "b1", engine_id: str = "e0") -> Hello:
+def hello(boot_id: str = "b1", engine_id: str = "e0", policy: str = "plas") -> Hello:
     return Hello(
         version=1,
         engine_id=engine_id,
@@ -52,7 +53,7 @@ def hello(boot_id: str = "b1", engine_id: str = "e0") -> Hello:
         pid=1,
         vllm_version="0",
         scheduler="S",
-        policy="plas",
+        policy=policy,
         async_scheduling=False,
         slots=4,
         kv_blocks=64,
@@ -60,11 +61,11 @@ def hello(boot_id: str = "b1", engine_id: str = "e0") -> Hello:
     )
 
 
-def heartbeat(boot_id: str = "b1", last_seq: int = 0) -> Heartbeat:
+def heartbeat(boot_id: str = "b1", last_seq: int = 0, step: int = 0) -> Heartbeat:
     return Heartbeat(
         boot_id=boot_id,
         last_seq=last_seq,
-        step=0,
+        step=step,
         step_age_s=None,
         longest_step_s=0.0,
         running=0,
@@ -167,6 +168,61 @@ async def test_after_bye_nothing_is_expected():
     await ends.say(Bye(boot_id="b1"))
     assert ends.server.peers() == {}
     assert ends.server.lost == 0
+
+
+@pytest.mark.parametrize("policy", ["atlas", "plas"])
+async def test_a_policy_that_was_lost_is_sent_again_once_a_second(policy: str):
+    """The engine works on and has not answered; of the same name it may have other settings."""
+    ends = Ends()
+    await ends.say(hello())
+    await ends.server.set_policy({"policy": policy, "beta": 4})
+    wanted = PolicyWanted(settings={"policy": policy, "beta": 4})
+    assert ends.sent == [wanted]
+    for step in range(1, 13):
+        ends.clock.advance(0.25)
+        await ends.say(heartbeat(step=step))
+    assert ends.sent == [wanted] * 4
+    await ends.say(hello(policy=policy))
+    for step in range(13, 25):
+        ends.clock.advance(0.25)
+        await ends.say(heartbeat(step=step))
+    assert ends.sent == [wanted] * 4
+
+
+async def test_an_answer_to_an_earlier_policy_is_none_to_a_later_one():
+    """Two switches in a row, of which the second is lost."""
+    ends = Ends()
+    await ends.say(hello())
+    await ends.server.set_policy({"policy": "atlas"})
+    await ends.server.set_policy({"policy": "fcfs"})
+    await ends.say(hello(policy="atlas"))
+    ends.clock.advance(1.0)
+    await ends.say(heartbeat(step=1))
+    assert [m.settings["policy"] for m in ends.sent] == ["atlas", "fcfs", "fcfs"]
+
+
+async def test_an_engine_without_work_is_told_once():
+    """It reads its messages when it makes a step, and must not find hundreds of them."""
+    ends = Ends()
+    await ends.say(hello())
+    await ends.say(heartbeat(step=7))
+    await ends.server.set_policy({"policy": "atlas"})
+    for _ in range(20):
+        ends.clock.advance(1.0)
+        await ends.say(heartbeat(step=7))
+    assert len(ends.sent) == 1
+    await ends.say(heartbeat(step=8))
+    assert len(ends.sent) == 2
+
+
+async def test_without_a_switch_no_engine_is_told_anything():
+    """Each has the policy that it was started with."""
+    ends = Ends()
+    await ends.say(hello())
+    for step in range(8):
+        ends.clock.advance(1.0)
+        await ends.say(heartbeat(step=step))
+    assert ends.sent == []
 
 
 @settings(max_examples=300, deadline=None)
