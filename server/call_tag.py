@@ -4,7 +4,8 @@ Two values travel: ``X-Session-ID`` names the program, sealed with a key that on
 its engines hold, so that a client who reaches an engine cannot join somebody's program; it is the
 same for all calls of a program. ``X-Request-Id`` names the call and carries the figures that change
 from call to call. vLLM puts its own text around the request id, so it is searched for, not matched.
-Attained service itself rides on ``X-Vllm-Priority``, which a stock engine understands as well.
+Attained service itself rides on ``X-Vllm-Priority``, which a stock engine understands as well; the
+tag says in which measure it is, since gateway and engines do not change their policy at one moment.
 
 Pure: the key is an argument.
 """
@@ -20,7 +21,7 @@ from typing import NamedTuple
 _SEAL_HEX = 16
 _SEALED = re.compile(r"ax1\.([0-9a-f]{8,40})\.([0-9a-f]{16})\Z")
 _CALL = re.compile(
-    r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])"
+    r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])(-p)?"
     # what vLLM puts behind is hexadecimal, and none of these begins like that
     r"(?:-w(\d{1,6}))?(?:-u(\d{1,15}))?(?:-k([0-9a-f]{12}))?"
 )
@@ -34,11 +35,12 @@ class CallTag(NamedTuple):
 
     call_id: str  # lower-case hex, 8 to 40 digits
     thread: int
-    wait_ms: int  # the program's wait so far, all calls
+    wait_ms: int  # the program's wait so far, in the measure of its service
     arrival_ms: int  # when the program began; comparable between programs of one gateway only
     weight: float = 1.0  # of the program, to three digits
     deadline_ms: int | None = None  # of the program, on the clock of ``arrival_ms``
     kind: str | None = None  # of the program, 12 hex digits
+    by_path: bool = False  # its service and wait are those of the longest paths, not the sums
 
 
 @lru_cache(maxsize=8192)
@@ -77,8 +79,12 @@ def format_call(tag: CallTag) -> str:
     'ax1-c0ffee00-2-1500-99'
     >>> format_call(CallTag("c0ffee00", 2, 1500, 99, weight=2.5, deadline_ms=4000))
     'ax1-c0ffee00-2-1500-99-w2500-u4000'
+    >>> format_call(CallTag("c0ffee00", 2, 1500, 99, by_path=True))
+    'ax1-c0ffee00-2-1500-99-p'
     """
     text = f"ax1-{tag.call_id}-{tag.thread}-{tag.wait_ms}-{tag.arrival_ms}"
+    if tag.by_path:
+        text += "-p"
     if tag.weight != 1.0:
         text += f"-w{round(tag.weight * _WEIGHT_UNIT)}"
     if tag.deadline_ms is not None:
@@ -97,12 +103,13 @@ def find_call(request_id: str) -> CallTag | None:
     match = _CALL.search(request_id)
     if match is None:
         return None
-    weight, deadline_ms = match[5], match[6]
+    weight, deadline_ms = match[6], match[7]
     return CallTag(
         match[1], int(match[2]), int(match[3]), int(match[4]),
         1.0 if weight is None else int(weight) / _WEIGHT_UNIT,
         None if deadline_ms is None else int(deadline_ms),
-        match[7],
+        match[8],
+        match[5] is not None,
     )  # fmt: skip
 
 

@@ -16,20 +16,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from autellix import wire
 
 from . import channel
-from .accounts import Account, PathAccount, SumAccount
+from .accounts import Account, Charged
+from .accounts import Accounting as Accounting
 from .changes import Changes
 from .leases import TOMBSTONE_S as TOMBSTONE_S
 from .leases import Leases
 from .program import ENGINES_MAX, Arrival, Call, CallKey, Program, Tokens
 from .program import program_id_of as program_id_of
 from .wishes import Kinds
-
-Accounting = Literal["plas", "atlas"]
 
 PROGRAMS_MAX: Final = 100_000
 CLOSED_CALLS_MAX: Final = 65_536
@@ -53,7 +52,7 @@ class ProcessTable:
         programs_max: int = PROGRAMS_MAX,
         closed_calls_max: int = CLOSED_CALLS_MAX,
     ) -> None:
-        self.accounting = accounting
+        self._accounting = accounting
         self.lease_s = lease_s
         self._programs_max = programs_max
         self._closed_max = closed_calls_max
@@ -75,6 +74,17 @@ class ProcessTable:
 
     def __len__(self) -> int:
         return len(self._programs)
+
+    @property
+    def accounting(self) -> Accounting:
+        """The measure that programs are charged by; all keep both, so it may change at any time."""
+        return self._accounting
+
+    @accounting.setter
+    def accounting(self, accounting: Accounting) -> None:
+        self._accounting = accounting
+        for program in self._programs.values():
+            program.account.accounting = accounting
 
     def get(self, program_id: str) -> Program | None:
         """Return a program, tombstones included."""
@@ -256,6 +266,7 @@ class ProcessTable:
             program.calls_reported += 1
         cost.reports += (mark,)
         cost.model_s += max(0.0, report.service_s)
+        cost.wait_s = max(cost.wait_s, report.wait_s)
         program.account.change(cost, before_s)
         program.wait_s += max(0.0, report.wait_s)
         program.level = report.level
@@ -302,24 +313,22 @@ class ProcessTable:
                 leases.arm(program, now_s + TOMBSTONE_S)
         return leases.take_over()
 
-    def take_changed(self, now_s: float) -> list[tuple[Program, float]]:
+    def take_changed(self, now_s: float) -> list[tuple[Program, Charged]]:
         """Return the programs that have changed since the last time this was asked.
 
-        With each comes the service that was charged here, the wall time so far of its calls in
-        flight included: that is what is to be remembered if everything stops now.
+        With each comes what was charged here, the wall time so far of its calls in flight included:
+        that is what is to be remembered if everything stops now.
         """
-        running_s: dict[str, float] = {}
+        running_s: dict[str, tuple[float, float]] = {}  # together, and the longest
         for call in self._open.values():
             program_id = call.program.program_id
             self.changes[program_id] = None
             if not call.cost.reports:
                 so_far_s = max(0.0, now_s - call.begun_s)
-                known_s = running_s.get(program_id, 0.0)
-                running_s[program_id] = (
-                    known_s + so_far_s if self.accounting == "plas" else max(known_s, so_far_s)
-                )
+                sum_s, longest_s = running_s.get(program_id, (0.0, 0.0))
+                running_s[program_id] = sum_s + so_far_s, max(longest_s, so_far_s)
         changed = [
-            (program, program.account.own_s + running_s.get(program_id, 0.0))
+            (program, program.account.charged(*running_s.get(program_id, (0.0, 0.0))))
             for program_id in self.changes
             if (program := self._programs.get(program_id)) is not None
         ]
@@ -330,16 +339,16 @@ class ProcessTable:
         """Take programs as changed again, that could not be remembered."""
         self.changes.update((program.program_id, None) for program in programs)
 
-    def restore(self, program: Program, service_s: float, now_s: float) -> bool:
-        """Take over a program of an earlier life of the gateway, with the service it had.
+    def restore(self, program: Program, charged: Charged, now_s: float) -> bool:
+        """Take over a program of an earlier life of the gateway, with what it was charged.
 
         Returns:
             False if the table is full or knows the program already.
         """
         if program.program_id in self._programs or len(self._programs) >= self._programs_max:
             return False
-        program.account = self._account()
-        program.account.restore(service_s)
+        program.account = Account(self._accounting)
+        program.account.restore(charged)
         self.kinds.know(program.kind)
         self._programs[program.program_id] = program
         program.lease_until_s = now_s + self.lease_s
@@ -393,9 +402,6 @@ class ProcessTable:
         del self._unchecked[-programs_max:]
         return [p for p in some if self._programs.get(p.program_id) is p]
 
-    def _account(self) -> Account:
-        return SumAccount() if self.accounting == "plas" else PathAccount()
-
     def _add(self, program_id: str, scope: str, session: str | None, now_s: float) -> Program:
         if len(self._programs) >= self._programs_max:
             victim = self._leases.victim()
@@ -409,7 +415,7 @@ class ProcessTable:
             session=session,
             name=session if session is not None else "untagged",
             arrival_s=now_s,
-            account=self._account(),
+            account=Account(self._accounting),
             lease_until_s=now_s + self.lease_s,
             last_call_s=now_s,
         )

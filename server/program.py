@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from autellix import wire
 
-from .accounts import Account, Cost
+from .accounts import Account, Attained, Cost
 from .wishes import NO_WISHES, Wishes
 
 THREADS_MAX: Final = 1024  # per program; the oldest thread without a call in flight gives way
@@ -134,7 +134,7 @@ class Program:
     calls_retried: int = 0
     calls_late: int = 0  # begun after the end of the program
     calls_reported: int = 0
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # of all its calls
     level: int | None = None
     preemptions: int = 0
     swaps: int = 0
@@ -258,6 +258,12 @@ class Program:
         self.recent[client_call] = call
         if len(self.recent) > RECENT_CALLS_MAX:
             del self.recent[next(iter(self.recent))]
+
+    def attained(self) -> Attained:
+        """Return service and wait in the measure that it is charged by."""
+        if self.account.accounting == "atlas":
+            return self.account.path.longest()
+        return Attained(self.account.sum.service_s, self.wait_s)
 
     def forget_reports(self, call: Call) -> None:
         """Take back what an engine reported of a call that another one begins anew."""

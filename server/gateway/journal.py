@@ -27,6 +27,7 @@ import orjson
 
 from autellix.errors import ConfigError
 
+from ..accounts import Charged
 from ..clock import Clock
 from ..process_table import TOMBSTONE_S, ProcessTable
 from ..program import Program
@@ -48,7 +49,7 @@ CREATE TABLE IF NOT EXISTS programs (
   service_s REAL NOT NULL, wait_s REAL NOT NULL, calls INTEGER NOT NULL, home TEXT,
   conversation TEXT, parent_session TEXT, arrival_unix_s REAL NOT NULL,
   ended_unix_s REAL, reason TEXT, expired INTEGER NOT NULL, changed_s REAL NOT NULL,
-  more TEXT
+  more TEXT, path_s REAL, wait_path_s REAL
 ) WITHOUT ROWID
 """,
     """
@@ -58,7 +59,7 @@ CREATE TABLE IF NOT EXISTS responses (
 ) WITHOUT ROWID
 """,
 )
-_WRITE: Final = "INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_WRITE: Final = "INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _WRITE_HOME: Final = "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?)"
 _FORGET: Final = (
     "DELETE FROM programs WHERE changed_s < CASE WHEN expired OR ended_unix_s IS NOT NULL "
@@ -100,8 +101,8 @@ class Journal:
         now_s, unix_s = self._clock.now_s(), self._clock.unix_s()
         rows = self._db.execute(
             "SELECT program_id, scope, session, name, service_s, wait_s, calls, home, conversation,"
-            " parent_session, arrival_unix_s, ended_unix_s, reason, expired, more FROM programs"
-            " ORDER BY changed_s"
+            " parent_session, arrival_unix_s, ended_unix_s, reason, expired, more, path_s,"
+            " wait_path_s FROM programs ORDER BY changed_s"
         )
         count = sum(self._restore_one(row, now_s, unix_s) for row in rows)
         homes = self._db.execute(
@@ -116,7 +117,8 @@ class Journal:
 
     def _restore_one(self, row: Sequence[Any], now_s: float, unix_s: float) -> bool:
         (program_id, scope, session, name, service_s, wait_s, calls, home, conversation,
-         parent_session, arrival_unix_s, ended_unix_s, reason, expired, more) = row  # fmt: skip
+         parent_session, arrival_unix_s, ended_unix_s, reason, expired, more, path_s,
+         wait_path_s) = row  # fmt: skip
         program = remembered(
             program_id=program_id, scope=scope, session=session, name=name,
             age_s=unix_s - arrival_unix_s, now_s=now_s,
@@ -128,7 +130,9 @@ class Journal:
         program.calls_begun = program.calls_ended = calls  # those in flight ended with the gateway
         program.wait_s, program.home = wait_s, home
         take_more(program, more)
-        return self._table.restore(program, service_s, now_s)
+        if path_s is None:  # a file from before both measures were kept: it had the policy's own
+            path_s, wait_path_s = (service_s if self._table.accounting == "atlas" else 0.0), 0.0
+        return self._table.restore(program, Charged(service_s, path_s, wait_path_s), now_s)
 
     async def run(self) -> None:
         """Write what changes until cancelled."""
@@ -147,8 +151,8 @@ class Journal:
         ]
         try:
             rows: list[_Row] = []
-            for program, service_s in changed:
-                rows.append(self._row(program, service_s, now_s, unix_s, age_s))
+            for program, charged in changed:
+                rows.append(self._row(program, charged, now_s, unix_s, age_s))
                 if len(rows) % ROWS_AT_ONCE == 0:
                     await asyncio.sleep(0)  # calls go on in between
             await asyncio.to_thread(self._write, rows, homes, age_s)
@@ -165,7 +169,7 @@ class Journal:
                 _log.info("the journal can be written again")
             self._failing = False
 
-    def _put_back(self, changed: Sequence[tuple[Program, float]], homes: Sequence[_Row]) -> None:
+    def _put_back(self, changed: Sequence[tuple[Program, Charged]], homes: Sequence[_Row]) -> None:
         self._table.put_back(program for program, _ in changed)
         self._homes.put_back(home[0] for home in homes)
 
@@ -183,14 +187,14 @@ class Journal:
             self._db.execute(_FORGET_HOMES, (age_s - KEEP_OPEN_S,))
 
     @staticmethod
-    def _row(program: Program, service_s: float, now_s: float, unix_s: float, age_s: float) -> _Row:
+    def _row(program: Program, charged: Charged, now_s: float, unix_s: float, age_s: float) -> _Row:
         ended_s = program.ended_s
         return (
-            program.program_id, program.scope, program.session, program.name, service_s,
+            program.program_id, program.scope, program.session, program.name, charged.sum_s,
             program.wait_s, program.calls_begun, program.home, program.conversation,
             program.parent_session, unix_s - (now_s - program.arrival_s),
             None if ended_s is None else unix_s - (now_s - ended_s), program.end_reason,
-            int(program.expired), age_s, more_of(program),
+            int(program.expired), age_s, more_of(program), charged.path_s, charged.wait_path_s,
         )  # fmt: skip
 
 
@@ -211,8 +215,9 @@ def open_file(path: Path) -> sqlite3.Connection:
         with db:
             for statement in _SCHEMA:
                 db.execute(statement)
-            if "more" not in _columns(db, "programs"):  # a file from before threads were kept
-                db.execute("ALTER TABLE programs ADD COLUMN more TEXT")
+            for column, kind in (("more", "TEXT"), ("path_s", "REAL"), ("wait_path_s", "REAL")):
+                if column not in _columns(db, "programs"):  # a file of an earlier version
+                    db.execute(f"ALTER TABLE programs ADD COLUMN {column} {kind}")
             for table in ("programs", "responses"):
                 if "changed_unix_s" in _columns(db, table):  # stamped by the wall clock
                     db.execute(f"UPDATE {table} SET changed_unix_s = 0")

@@ -13,7 +13,7 @@ import orjson
 
 from autellix import wire
 
-from ..accounts import SumAccount
+from ..accounts import Account
 from ..program import CallKey, Program, Thread
 
 
@@ -91,7 +91,7 @@ def remembered(
         session=session,
         name=name,
         arrival_s=now_s - max(0.0, age_s),
-        account=SumAccount(),  # the table puts its own in
+        account=Account(),  # the table puts its own in
         lease_until_s=now_s,
         last_call_s=now_s,
     )

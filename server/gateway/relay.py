@@ -201,7 +201,8 @@ async def _try_engines(
     nobody knows how far it came.
     """
     document, program = asked.document, call.program
-    tag = _tag_of(call, asked.tenant)
+    attained = program.attained()
+    tag = _tag_of(call, asked.tenant, attained.wait_s)
     body = asked.body
     stored = request.path == "/v1/responses"
     if stored:  # vLLM takes no other id for these, see docs/wire.md
@@ -210,7 +211,7 @@ async def _try_engines(
     if asked.edited or stored:
         body = encode_body(document)
     info = _info_of(gateway, request, document, body, call)
-    ours = _orders(gateway, asked, call, tag)
+    ours = _orders(gateway, asked, call, tag, attained.service_s)
     tried: set[str] = set()
     died: EngineBroken | None = None
     while True:
@@ -260,7 +261,7 @@ def _receipt_of(gateway: Gateway, asked: Asked, flight: Flight) -> Receipt | Non
     return gateway.book.receipt(flight.record, asked.wishes)
 
 
-def _tag_of(call: Call, tenant: Tenant) -> str:
+def _tag_of(call: Call, tenant: Tenant, wait_s: float) -> str:
     """Return what an engine is told of a call; a key with a handicap only lowers."""
     program, weight, deadline_s = call.program, call.program.weight, call.program.deadline_s
     if tenant.handicap_ms:
@@ -269,12 +270,13 @@ def _tag_of(call: Call, tenant: Tenant) -> str:
         call_tag.CallTag(
             call.call_id,
             min(call.key.thread, 999_999_999),
-            int(program.wait_s * 1000),
+            int(wait_s * 1000),
             # of a program older than this machine's clock, from the journal, it is below nought
             max(0, int(program.arrival_s * 1000)),
             weight or 1.0,
             None if deadline_s is None else max(0, int(deadline_s * 1000)),
             program.kind,
+            program.account.accounting == "atlas",
         )
     )
 
@@ -420,13 +422,12 @@ def _supersede(gateway: Gateway, earlier: Call) -> None:
 
 
 def _orders(
-    gateway: Gateway, asked: Asked, call: Call, tag: str
+    gateway: Gateway, asked: Asked, call: Call, tag: str, service_s: float
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers that only the gateway may set."""
     priority = 0
     if gateway.config.policy != "fcfs":
-        service_ms = int(call.program.account.service_s * 1000)
-        priority = service_ms + asked.identity.handicap_ms + asked.tenant.handicap_ms
+        priority = int(service_s * 1000) + asked.identity.handicap_ms + asked.tenant.handicap_ms
     session = call_tag.seal_program(call.program.program_id, gateway.key)
     return (
         (b"x-session-id", session.encode()),

@@ -5,10 +5,10 @@ for Redis. Twice a second it writes what has changed at its place and reads what
 elsewhere.
 
 What a gateway has charged to a program it writes as an absolute figure under its own name, one
-field of the program's hash; a program's service is the sum over the gateways (under ATLAS the
-longest path). So nothing is lost or charged twice when a write fails or is repeated, and when Redis
-was away the next write puts everything right: meanwhile each gateway goes on with what it knows.
-What a gateway had charged stays there when it dies.
+field of the program's hash for each measure; a program's service is the sum over the gateways, or
+the longest of their paths. So nothing is lost or charged twice when a write fails or is repeated,
+and when Redis was away the next write puts everything right: meanwhile each gateway goes on with
+what it knows. What a gateway had charged stays there when it dies.
 
 Changes are found by a counter that grows with each write and a sorted set of ids by that counter;
 both move in one script, so a reader misses nothing. Another epoch than before means that Redis has
@@ -35,6 +35,7 @@ from redis.exceptions import RedisError
 
 from autellix.errors import ConfigError
 
+from ..accounts import Charged
 from ..process_table import TOMBSTONE_S
 from ..program import Program
 from ..types import EngineAddress
@@ -148,7 +149,7 @@ class SharedState:
 
     def _put_back(
         self,
-        changed: Sequence[tuple[Program, float]],
+        changed: Sequence[tuple[Program, Charged]],
         homes: Sequence[tuple[str, ResponseHome]],
     ) -> None:
         self._table.put_back(program for program, _ in changed)
@@ -160,14 +161,14 @@ class SharedState:
 
     async def _write(
         self,
-        changed: Sequence[tuple[Program, float]],
+        changed: Sequence[tuple[Program, Charged]],
         homes: Sequence[tuple[str, ResponseHome]],
     ) -> None:
         for some in _chunks(changed):
             async with self._redis.pipeline(transaction=False) as pipe:
-                for program, own_s in some:
+                for program, charged in some:
                     key = _program_key(program.program_id)
-                    pipe.hset(key, mapping=self._fields(program, own_s))  # type: ignore[arg-type]
+                    pipe.hset(key, mapping=self._fields(program, charged))  # type: ignore[arg-type]
                     over = program.is_tombstone and program.ended_s is not None
                     pipe.expire(key, int(TOMBSTONE_S) if over else KEEP_OPEN_S)
                 await pipe.execute()
@@ -190,7 +191,7 @@ class SharedState:
             if (at := int(float(before))) > self._seen and at not in self._mine:
                 self._covered[item] = None
 
-    def _fields(self, program: Program, own_s: float) -> dict[str, Any]:
+    def _fields(self, program: Program, charged: Charged) -> dict[str, Any]:
         clock, name = self._gateway.clock, self._name
         unix_s = clock.unix_s() - clock.now_s()  # of the clock's nought
         lease_s = program.lease_until_s
@@ -200,7 +201,8 @@ class SharedState:
         fields: dict[str, Any] = {
             "scope": program.scope, "session": program.session, "name": program.name,
             "arrival": unix_s + program.arrival_s,
-            f"s:{name}": own_s, f"w:{name}": program.wait_s - elsewhere.wait_s,
+            f"s:{name}": charged.sum_s, f"p:{name}": charged.path_s,
+            f"w:{name}": program.wait_s - elsewhere.wait_s, f"q:{name}": charged.wait_path_s,
             f"c:{name}": program.calls_begun - elsewhere.calls, "more": more_of(program),
             "conversation": program.conversation or "", "parent": program.parent_session or "",
             "wishes": orjson.dumps(wishes_of(program)),
@@ -286,7 +288,7 @@ class SharedState:
                 name=fields["name"], age_s=clock.unix_s() - float(fields["arrival"]), now_s=now_s,
             )  # fmt: skip
             take_more(program, fields["more"])
-            if not table.restore(program, 0.0, now_s):
+            if not table.restore(program, Charged(), now_s):
                 return
             self._elsewhere.pop(program_id, None)
         self._charge(program, fields)
@@ -309,21 +311,21 @@ class SharedState:
 
     def _charge(self, program: Program, fields: Mapping[str, str]) -> None:
         """Set what other gateways have charged a program."""
-        service = [float(v) for k, v in self._others(fields, "s:")]
-        wait_s = sum(float(v) for _, v in self._others(fields, "w:"))
-        calls = sum(int(v) for _, v in self._others(fields, "c:"))
-        program.account.note_elsewhere(
-            max(service, default=0.0) if self._table.accounting == "atlas" else sum(service)
+        sum_s, wait_s = (sum(self._others(fields, kind)) for kind in ("s:", "w:"))
+        path_s, wait_path_s = (
+            max(self._others(fields, kind), default=0.0) for kind in ("p:", "q:")
         )
+        calls = int(sum(self._others(fields, "c:")))
+        program.account.note_elsewhere(Charged(sum_s, path_s, wait_path_s))
         before = self._elsewhere.get(program.program_id, Elsewhere())
         program.wait_s += wait_s - before.wait_s
         program.calls_begun += calls - before.calls
         program.calls_ended += calls - before.calls
         self._elsewhere[program.program_id] = Elsewhere(wait_s, calls)
 
-    def _others(self, fields: Mapping[str, str], kind: str) -> Iterator[tuple[str, str]]:
+    def _others(self, fields: Mapping[str, str], kind: str) -> Iterator[float]:
         own = kind + self._name
-        return ((k, v) for k, v in fields.items() if k.startswith(kind) and k != own)
+        return (float(v) for k, v in fields.items() if k.startswith(kind) and k != own)
 
     def _take_home(self, response_id: str, text: str) -> None:
         address, scope, session = orjson.loads(text)

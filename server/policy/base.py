@@ -20,14 +20,15 @@ class Arrival(NamedTuple):
 
     call_id: str
     program_id: str | None  # None: a program of its own
-    service_s: float = 0.0  # the program's attained service, all engines
-    wait_s: float = 0.0  # the program's wait, all engines
+    service_s: float = 0.0  # the program's attained service, all engines; see ``by_path``
+    wait_s: float = 0.0  # the program's wait, all engines; see ``by_path``
     program_arrival_s: float | None = None  # on this engine's clock; None: not known
     prompt_tokens: int = 0
     hashes: Sequence[Hashable] = ()  # of the blocks of its prompt, each for all tokens before it
     kind: str | None = None  # as the client names programs of this kind
     weight: float = 1.0
     deadline_s: float | None = None  # of the program, on this engine's clock
+    by_path: bool | None = None  # whether service and wait are of paths; None: as the policy's own
 
 
 class Policy(Protocol):

@@ -167,8 +167,14 @@ class LeveledPolicy:
             self._clock.program_changed(program)
 
     def _raise(self, program: Program, arrival: Arrival) -> None:
-        """The gateway's figure counts if it is larger; it is in the policy's own measure."""
-        if self.config.policy == "atlas":
+        """The gateway's figure counts if it is larger, in the measure that it says it is in.
+
+        That is another one than the policy's for calls under way while the policy is changed.
+        """
+        by_path = arrival.by_path
+        if by_path is None:
+            by_path = self.config.policy == "atlas"
+        if by_path:
             program.path_s = max(program.path_s, arrival.service_s)
             program.wait_path_s = max(program.wait_path_s, arrival.wait_s)
         else:

@@ -3,7 +3,9 @@
 The gateway's process table is the authority over all engines; its figure comes with each call. The
 engine's own may be newer (the report of the last call may still be under way), so a program's
 service is the larger of the two. It is never too large: the gateway's figure holds only calls that
-had ended before this one was sent off, and what is added here ended in this engine afterwards.
+had ended before this one was sent off, and what is added here ended in this engine afterwards. A
+change of policy does not alter that: a figure says whether it is a sum or a path, and fills that
+one only.
 
 Pure.
 """

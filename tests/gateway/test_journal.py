@@ -94,6 +94,31 @@ def test_kill_9_at_a_random_moment_loses_less_than_a_second(tmp_path: Path):
     assert said["long"] > 1.0, "too little service to tell"
 
 
+async def test_both_measures_are_back_after_a_restart(tmp_path: Path):
+    """The next life may go by the other policy than the last one went by."""
+    path = tmp_path / "state.sqlite"
+    clock = ManualClock(100.0)
+    table = ProcessTable(now_s=clock.now_s())
+    journal = Journal(path, table, clock)
+    calls = []
+    for number in range(3):
+        call, _ = table.begin_call(Arrival("", "s"), f"{number:08x}", 100.0)
+        table.dispatch(call, "e0")
+        calls.append(call)
+    for call in calls:
+        table.end_call(call, 105.0)
+        call.cost.wait_s = 2.0
+        call.program.wait_s += 2.0
+    await journal.flush()
+    await journal.close()
+    again = await read_back(path)
+    program = again.get(program_id_of("", "s"))
+    assert program is not None
+    for accounting, figures in (("plas", (15.0, 6.0)), ("atlas", (5.0, 2.0))):
+        again.accounting = accounting  # type: ignore[assignment]
+        assert program.attained() == pytest.approx(figures)
+
+
 async def test_a_journal_that_cannot_be_written_is_tried_again(tmp_path: Path, monkeypatch):
     """A full disk loses nothing, as long as there is room again before the end."""
     path = tmp_path / "state.sqlite"
@@ -232,7 +257,8 @@ async def test_a_journal_of_the_version_before_is_read(tmp_path: Path):
     await journal.flush()
     await journal.close()
     with sqlite3.connect(path) as db:
-        db.execute("ALTER TABLE programs DROP COLUMN more")
+        for column in ("more", "path_s", "wait_path_s"):
+            db.execute(f"ALTER TABLE programs DROP COLUMN {column}")
         db.execute("DROP TABLE responses")
         db.execute("ALTER TABLE programs RENAME COLUMN changed_s TO changed_unix_s")
         db.execute(

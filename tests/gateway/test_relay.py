@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 
 from autellix.server import call_tag
+from autellix.server.accounts import Charged
+from autellix.server.channel import CallReport
 from autellix.server.process_table import program_id_of
 from autellix.server.types import EngineState
 
@@ -78,7 +80,7 @@ async def test_attained_service_becomes_the_priority(rig: Rig):
     """The second call of a program comes with the wall time of the first, in ms."""
     await rig.chat(TAGGED)
     program = next(iter(rig.table.programs()))
-    program.account.restore(1.234)
+    program.account.restore(Charged(1.234))
     await rig.chat({**TAGGED, "X-Autellix-Call": "call-2"}, priority=66)
     assert rig.engine.seen[-1].headers["x-vllm-priority"] == "1300"
 
@@ -281,3 +283,39 @@ async def test_a_program_older_than_the_machines_clock_is_tagged(rig: Rig):
     tag = call_tag.find_call(rig.engine.seen[-1].headers["x-request-id"])
     assert tag is not None
     assert tag.arrival_ms == 0
+
+
+def report_of(rig: Rig, call_id: str, service_s: float, wait_s: float) -> None:
+    """The first engine says what a call took."""
+    report = CallReport(
+        seq=1, call_id=call_id, program_id=None, request_id="r", reason="stop",
+        service_s=service_s, wait_s=wait_s, preemptions=0, swaps=0, prompt_tokens=0, hit_tokens=0,
+        output_tokens=0, level=1,
+    )  # fmt: skip
+    assert rig.table.fold_report(rig.engine.engine_id, "b", report, 0.0)
+
+
+async def test_a_call_carries_its_program_in_the_measure_of_the_policy(rig: Rig):
+    """Three parallel calls of 5 s that waited 1 s: sums under plas, paths under atlas, and back."""
+    rig.engine.stall_at = 0
+    session = {"X-Autellix-Session": "run-1"}
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(rig.chat(session))
+        await until(lambda: len(rig.engine.seen) == 3)
+        rig.engine.go.set()
+    for seen in list(rig.engine.seen):
+        tag = call_tag.find_call(seen.headers["x-request-id"])
+        assert tag is not None
+        report_of(rig, tag.call_id, 5.0, 1.0)
+    for accounting, service_ms, wait_ms in (
+        ("plas", 15_000, 3000), ("atlas", 5000, 1000), ("plas", 15_000, 3000),
+    ):  # fmt: skip
+        rig.table.accounting = accounting  # type: ignore[assignment]
+        await rig.chat(session)
+        headers = rig.engine.seen[-1].headers
+        tag = call_tag.find_call(headers["x-request-id"])
+        assert tag is not None
+        assert headers["x-vllm-priority"] == str(service_ms)
+        assert (tag.wait_ms, tag.by_path) == (wait_ms, accounting == "atlas")
+        report_of(rig, tag.call_id, 0.0, 0.0)

@@ -100,7 +100,7 @@ async def test_both_at_once_lose_nothing(two, engines):
             await rig.chat(RUN)
 
     await asyncio.gather(*(some(rig) for rig in two for _ in range(3)))
-    own = [program_of(rig).account.own_s for rig in two]  # type: ignore[union-attr]
+    own = [program_of(rig).account.sum.own_s for rig in two]  # type: ignore[union-attr]
     assert min(own) > 0
     await until(
         lambda: service_s(first) == pytest.approx(sum(own)) == pytest.approx(service_s(second)), 3.0
@@ -187,7 +187,7 @@ async def test_without_redis_each_goes_on_alone_and_later_all_is_put_right(
         for _ in range(3):
             assert (await rig.chat(RUN))[0] == 200
     await until(lambda: all(r.app[GATEWAY].counts.get("shared state away") for r in two), 8.0)
-    own = [program_of(rig).account.own_s for rig in two]  # type: ignore[union-attr]
+    own = [program_of(rig).account.sum.own_s for rig in two]  # type: ignore[union-attr]
     redis.start() if how == "killed" else redis.thaw()
     await until(
         lambda: service_s(first) == pytest.approx(sum(own)) == pytest.approx(service_s(second)), 8.0
@@ -215,6 +215,25 @@ async def test_the_longest_path_is_shared_under_atlas(redis: RedisServer, engine
         await call_for(first, engines[0], 0.2)
         await until(lambda: service_s(second) > 0.19, 2.0)
         assert service_s(second) == pytest.approx(service_s(first))
+
+
+async def test_both_measures_are_shared(two, engines):
+    """Each gateway may be switched to the other policy at any time."""
+    first, second = two
+    engines[0].stall_at = engines[1].stall_at = 0
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(first.chat(RUN))
+        await until(lambda: len(engines[0].seen) + len(engines[1].seen) == 3)
+        await asyncio.sleep(0.2)  # that is what they take
+        for engine in engines:
+            engine.go.set()
+    assert service_s(first) > 0.6
+    await until(lambda: service_s(second) == pytest.approx(service_s(first)), 2.0)
+    for rig in two:
+        rig.table.accounting = "atlas"
+    assert 0.2 < service_s(first) < 0.4
+    assert service_s(second) == pytest.approx(service_s(first))
 
 
 async def test_garbage_in_redis_is_counted_and_skipped(two, redis: RedisServer):

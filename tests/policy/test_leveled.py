@@ -14,6 +14,7 @@ from autellix.server.policy.leveled import make_policy
 from autellix.server.policy.service import Ledger
 
 from .toy import Toy, ToyCall, chain
+from .two_engines import TwoEngines
 
 LEVELS = PolicyConfig(
     policy="plas", level_bounds_s=(2.0, 4.0, 8.0), beta=None, order="call", first_step_s=1.0
@@ -209,39 +210,109 @@ def test_atlas_is_plas_on_single_threaded_programs(calls, slots, beta, order):
     assert [t.ended for t in runs[0].calls] == [t.ended for t in runs[1].calls]
 
 
+@pytest.mark.parametrize("policy", ["plas", "atlas"])
 @settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_service_never_exceeds_the_truth_over_two_engines(data):
+@given(data=st.data())
+def test_service_never_exceeds_the_truth_over_two_engines(policy, data):
     """An engine takes the larger of the gateway's figure and its own; nothing is counted twice.
 
     Two engines serve calls of one program; the gateway hears of ended calls with random delay, and
-    calls carry what it knew when they were sent.
+    calls carry what it knew when they were sent. With all news there both engines have the truth,
+    and give the next calls the same level. (Under atlas no call is under way while another ends: an
+    engine takes one that comes after it as its successor, which the gateway does not.)
     """
-    engines = [make_policy(under("plas")) for _ in range(2)]
-    truth = gateway = 0.0
-    news: list[float] = []
-    sent: list[tuple[int, float]] = []
-    inside: list[tuple[int, object]] = []
-    for number in range(data.draw(st.integers(1, 25))):
+    rig = TwoEngines(under(policy))
+    for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["send", "arrive", "end", "hear"]))
         if action == "send":
-            sent.append((data.draw(st.integers(0, 1)), gateway))
-        elif action == "arrive" and sent:
-            engine, figure = sent.pop(data.draw(st.integers(0, len(sent) - 1)))
-            arrival = Arrival(f"c{number}", "p", service_s=figure)
-            inside.append((engine, engines[engine].arrive(arrival, float(number))))
-        elif action == "end" and inside:
-            engine, call = inside.pop(data.draw(st.integers(0, len(inside) - 1)))
-            seconds = data.draw(st.integers(0, 5))
-            engines[engine].charge([call], seconds)
-            engines[engine].leave(call, float(number))
-            truth += seconds
-            news.append(seconds)
-        elif action == "hear" and news:
-            gateway += news.pop(data.draw(st.integers(0, len(news) - 1)))
-        for policy in engines:
-            program = policy.ledger.get("p")
-            assert program is None or program.sum_s <= truth + 1e-9
+            rig.send(data.draw(st.integers(0, 1)))
+            if policy == "atlas":
+                rig.arrive(0)
+        elif action == "arrive" and rig.under_way:
+            rig.arrive(data.draw(st.integers(0, 9)))
+        elif action == "end" and rig.inside:
+            which, wait, seconds = (data.draw(st.integers(0, top)) for top in (9, 5, 5))
+            rig.end(which, wait, seconds)
+        elif action == "hear" and rig.news:
+            rig.hear(data.draw(st.integers(0, 9)))
+        rig.check()
+    first, second = rig.calls_at_both()
+    rig.check()
+    assert first.level == second.level
+    truth = rig.truth
+    for call in (first, second):
+        program = call.program
+        if policy == "plas":
+            assert (program.sum_s, program.wait_sum_s) == (truth.sum_s, truth.wait_sum_s)
+        else:
+            assert (program.path_s, program.wait_path_s) == (truth.path_s, truth.wait_path_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_service_never_exceeds_the_truth_across_a_switch_of_policy(data):
+    """Gateway and engines switch one after the other, with calls and reports under way."""
+    rig = TwoEngines(under("plas"))
+    for _ in range(data.draw(st.integers(1, 30))):
+        action = data.draw(st.sampled_from(["send", "arrive", "end", "hear", "gateway", "engine"]))
+        policy = data.draw(st.sampled_from(["plas", "atlas"]))
+        which = data.draw(st.integers(0, 9))
+        if action == "send":
+            rig.send(which % 2)
+        elif action == "arrive" and rig.under_way:
+            rig.arrive(which)
+        elif action == "end" and rig.inside:
+            wait, seconds = (data.draw(st.integers(0, 5)) for _ in range(2))
+            rig.end(which, wait, seconds)
+        elif action == "hear" and rig.news:
+            rig.hear(which)
+        elif action == "gateway":
+            rig.switch_gateway(policy)
+        elif action == "engine":
+            rig.switch_engine(which % 2, policy)
+        rig.check()
+    rig.switch_gateway("plas")
+    for engine in range(2):
+        rig.switch_engine(engine, "plas")
+    first, second = rig.calls_at_both()
+    assert first.level == second.level
+    assert first.program.sum_s == second.program.sum_s == rig.truth.sum_s
+
+
+@pytest.mark.parametrize("by_path", [True, False, None])
+@pytest.mark.parametrize("policy", ["plas", "atlas"])
+def test_a_figure_fills_the_measure_that_it_is_in(policy, by_path):
+    """A sum is no path and a path no sum; a figure that does not say is the policy's own."""
+    program = make_policy(under(policy)).arrive(
+        Arrival("c", "p", service_s=3.0, wait_s=2.0, by_path=by_path), 0.0
+    ).program  # fmt: skip
+    is_path = policy == "atlas" if by_path is None else by_path
+    assert (program.sum_s, program.wait_sum_s) == ((0.0, 0.0) if is_path else (3.0, 2.0))
+    assert (program.path_s, program.wait_path_s) == ((3.0, 2.0) if is_path else (0.0, 0.0))
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas"])
+def test_a_gateway_makes_nobody_due_earlier(policy):
+    """16 parallel calls that waited a second each: one second on a path, whoever counts."""
+    due = []
+    for has_gateway in (False, True):
+        rig = TwoEngines(under(policy, beta=8.0))
+        for _ in range(16):
+            rig.send(0)
+            rig.arrive(0)
+        for _ in range(16):
+            rig.end(0, 1.0, 2.5)
+            rig.hear(0)
+        rig.send(0)
+        if not has_gateway:
+            engine, told, arrival = rig.under_way.pop()
+            rig.under_way.append((engine, told, arrival._replace(service_s=0.0, wait_s=0.0)))
+        call = rig.arrive(0)
+        steps = range(400)
+        due.append(next(s for s in steps if call in rig.engines[0].promote(call.arrival_s + s)))
+    assert due[0] == due[1]
+    # 8 x (1 s of a first step + the program's service) - its wait
+    assert due[1] == (8 * (1 + 16 * 2.5) - 16 if policy == "plas" else 8 * (1 + 2.5) - 1)
 
 
 def test_the_ledger_is_bounded_and_forgets_the_longest_idle():

@@ -30,13 +30,13 @@ def test_a_seal_opens_with_its_key_alone(program_id, key, other):
 @given(
     HEX, st.integers(0, 10**9 - 1), st.integers(0, 10**15 - 1), st.integers(0, 10**15 - 1),
     st.integers(10, 100_000), st.none() | st.integers(0, 10**15 - 1),
-    st.none() | st.text("0123456789abcdef", min_size=12, max_size=12),
+    st.none() | st.text("0123456789abcdef", min_size=12, max_size=12), st.booleans(),
 )  # fmt: skip
 def test_a_tag_is_found_in_what_vllm_makes_of_it(
-    call_id, thread, wait_ms, arrival_ms, weight, deadline_ms, kind
+    call_id, thread, wait_ms, arrival_ms, weight, deadline_ms, kind, by_path
 ):
     """Every form in which vLLM passes a request id on."""
-    tag = CallTag(call_id, thread, wait_ms, arrival_ms, weight / 1000, deadline_ms, kind)
+    tag = CallTag(call_id, thread, wait_ms, arrival_ms, weight / 1000, deadline_ms, kind, by_path)
     text = format_call(tag)
     for form in ("chatcmpl-{}-bc4ca7c3", "0_chatcmpl-{}-d0a0b0c0", "cmpl-{}-1-99", "resp_{}_0-f0"):
         assert find_call(form.format(text)) == tag

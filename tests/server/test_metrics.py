@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from autellix.server import call_metrics, metrics
+from autellix.server.accounts import Charged
 from autellix.server.call_log import CallLog
 from autellix.server.call_metrics import CallMetrics
 from autellix.server.channel import CallEvent
@@ -83,7 +84,7 @@ def test_calls_and_programs_are_counted():
     program = table.get(record.program_id)
     assert program is not None
     program.calls_reported, program.wait_s = 1, 1.0
-    program.account.restore(1.0)
+    program.account.restore(Charged(1.0))
     counted.program_over(program, 9.0)
     read = values(counted.text())
     assert read["autellix_calls_total", ("failed",)] == 1

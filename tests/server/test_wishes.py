@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autellix.server.accounts import Charged
 from autellix.server.identity import resolve
 from autellix.server.process_table import ProcessTable, program_id_of
 from autellix.server.program import Arrival, Program
@@ -83,6 +84,6 @@ def test_a_restored_program_makes_its_kind_known():
         program.program_id, program.scope, "two", "two", 0.0, program.account, 9.0, 0.0,
         kind=program.kind,
     )  # fmt: skip
-    assert again.restore(restored, 1.0, 0.0)
+    assert again.restore(restored, Charged(1.0), 0.0)
     assert begin(again, "three", Wishes(kind="trip"), 0.0).kind == program.kind
     assert again.get(program_id_of("a", "two")) is restored
