@@ -61,6 +61,7 @@ class Identity(NamedTuple):
     weight: float = 1.0
     deadline_ms: int | None = None  # on the clock of ``arrival_ms``
     kind: str | None = None
+    by_path: bool | None = None  # the measure of service and wait; None: not said
 
 
 ANYBODY: Final = Identity(None, None, 0.0, 0.0, None)
@@ -180,6 +181,7 @@ def identify(request: Request, key: bytes | None) -> Identity:
         weight=min(max(tag.weight, wire.WEIGHT_MIN), wire.WEIGHT_MAX) if tag else 1.0,
         deadline_ms=tag.deadline_ms if tag else None,
         kind=tag.kind if tag else None,
+        by_path=tag.by_path if tag else None,
     )
 
 

@@ -150,6 +150,7 @@ class AutellixScheduler(RoomMaker):
                     kind=identity.kind,
                     weight=identity.weight,
                     deadline_s=self.accounts.deadline_s(identity.deadline_ms),
+                    by_path=identity.by_path,
                 ),
                 now_s,
             )

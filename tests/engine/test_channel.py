@@ -40,9 +40,11 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return endpoint
 
 
-def request_of(call: str, answer: int, *, key: bytes = KEY, service_ms: int = 0):
+def request_of(
+    call: str, answer: int, *, key: bytes = KEY, service_ms: int = 0, by_path: bool = False
+):
     return make_request(
-        f"chatcmpl-{format_call(CallTag(call, 0, 250, 1000))}-bc4ca7c3",
+        f"chatcmpl-{format_call(CallTag(call, 0, 250, 1000, by_path=by_path))}-bc4ca7c3",
         range(1000, 1006),
         answer,
         block_tokens=4,
@@ -51,8 +53,8 @@ def request_of(call: str, answer: int, *, key: bytes = KEY, service_ms: int = 0)
     )
 
 
-def play(pipeline: Pipeline) -> None:
-    pipeline.add(request_of("aaaaaaaa", 5, service_ms=2_000))
+def play(pipeline: Pipeline, *, by_path: bool = False) -> None:
+    pipeline.add(request_of("aaaaaaaa", 5, service_ms=2_000, by_path=by_path))
     pipeline.step()
     pipeline.add(request_of("bbbbbbbb", 5))
     pipeline.add(request_of("cccccccc", 5, key=b"forged"))
@@ -101,10 +103,15 @@ async def test_the_gateway_ends_programs_and_changes_the_policy(endpoint: str):
         await server.forget_programs([PROGRAM])
         await server.set_policy({"policy": "atlas"})
         await wait_for(lambda: len(scheduler.channel.inbox) == 2)
-        play(pipeline := Pipeline(scheduler, 1, pipeline.clock, pipeline.runner))
+        pipeline = Pipeline(scheduler, 1, pipeline.clock, pipeline.runner)
+        play(pipeline, by_path=True)
         await wait_for(lambda: server.peers()["e3"].hello.policy == "atlas")
         assert scheduler.config.policy == "atlas"
-        assert scheduler.autellix.ledger.get(PROGRAM).path_s == 2 + 5  # of this play only
+        program = scheduler.autellix.ledger.get(PROGRAM)
+        assert program.path_s == 2 + 5  # of this play only
+        pipeline.add(request_of("dddddddd", 1, service_ms=60_000))  # a sum, on its way meanwhile
+        assert (program.path_s, program.sum_s) == (2 + 5, 60)
+        pipeline.run()
         await server.set_policy({"policy": "worst"})
         await wait_for(lambda: scheduler.channel.inbox)
         play(Pipeline(scheduler, 1, pipeline.clock, pipeline.runner))
