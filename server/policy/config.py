@@ -62,7 +62,7 @@ class PolicyConfig:
             pays.
     """
 
-    policy: PolicyName = "plas"
+    policy: PolicyName = "adaptive"
     level_bounds_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     quanta_s: tuple[float, ...] | None = None
     beta: float | None = 8.0

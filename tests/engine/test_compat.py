@@ -36,11 +36,11 @@ SEALED = seal_program("0badcafe", KEY)
 def test_the_call_is_found_in_every_form(request_id: str):
     """Chat, n = 2, several prompts, beams: the same call, the program, and its figures."""
     request = make_request(request_id, [1], 1, session_id=SEALED, priority=2500)
-    known = compat.Identity("0badcafe", "c0ffee00", 2.5, 1.5, 7000)
+    known = compat.Identity("0badcafe", "c0ffee00", 2.5, 1.5, 7000, by_path=False)
     assert compat.identify(request, KEY) == known
-    tag = format_call(CallTag("c0ffee00", 2, 1500, 7000, 2.5, 9000, "0123456789ab"))
+    tag = format_call(CallTag("c0ffee00", 2, 1500, 7000, 2.5, 9000, "0123456789ab", by_path=True))
     request = make_request(request_id.replace(TAG, tag), [1], 1, session_id=SEALED, priority=2500)
-    wished = known._replace(weight=2.5, deadline_ms=9000, kind="0123456789ab")
+    wished = known._replace(weight=2.5, deadline_ms=9000, kind="0123456789ab", by_path=True)
     assert compat.identify(request, KEY) == wished
 
 
@@ -53,7 +53,7 @@ def test_a_responses_call_has_a_program_and_no_call_id():
 def test_a_beam_has_no_figures_of_the_gateway():
     """Beams come with priority 0: their program's service is what this engine has counted."""
     request = make_request(f"chatcmpl-{TAG}-{BATCH}-beam-3-bc4ca7c3", [1], 1, session_id=SEALED)
-    known = compat.Identity("0badcafe", "c0ffee00", 0.0, 1.5, 7000)
+    known = compat.Identity("0badcafe", "c0ffee00", 0.0, 1.5, 7000, by_path=False)
     assert compat.identify(request, KEY) == known
 
 
