@@ -190,12 +190,17 @@ TWO = GOOD_BYTES + GOOD_BYTES.replace(b'"p"', b'"' + bytes(range(97, 123)) * 9 +
         ("t.jsonl.xz", b"this is no xz", "t.jsonl.xz:1: cannot be read: "),
         ("t.jsonl.xz", lzma.compress(TWO)[:-30], "t.jsonl.xz:[1-3]: cannot be read: "),
         ("t.jsonl.gz", b"this is no gzip", "t.jsonl.gz:1: cannot be read: "),
-        ("t.jsonl.gz", gzip.compress(TWO)[:-30], "t.jsonl.gz:[1-3]: cannot be read: "),
-        ("t.jsonl.gz", gzip.compress(TWO)[:10] + b"\xff" * 40, "t.jsonl.gz:1: cannot be read: "),
+        ("t.jsonl.gz", gzip.compress(TWO, mtime=0)[:-30], "t.jsonl.gz:[1-3]: cannot be read: "),
+        (
+            "t.jsonl.gz",
+            gzip.compress(TWO, mtime=0)[:10] + b"\xff" * 40,
+            "t.jsonl.gz:1: cannot be read: ",
+        ),
         ("t.jsonl", GOOD_BYTES + b'{"program": "\xff"}\n', "t.jsonl:2: not UTF-8: "),
         ("t.jsonl", GOOD_BYTES + b" " * (trace.LINE_BYTES_MAX + 1), "t.jsonl:2: longer than"),
         ("t.jsonl", b"\n", "t.jsonl: there is no program in it"),
     ],
+    ids=("no xz", "cut xz", "no gzip", "cut gzip", "broken gzip", "not UTF-8", "long", "empty"),
 )
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, capsys, name: str, content: bytes, wrong: str
