@@ -21,11 +21,14 @@ from typing import NamedTuple
 _SEAL_HEX = 16
 _SEALED = re.compile(r"ax1\.([0-9a-f]{8,40})\.([0-9a-f]{16})\Z")
 _CALL = re.compile(
-    r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])(-p)?"
-    # what vLLM puts behind is hexadecimal, and none of these begins like that
-    r"(?:-w(\d{1,6}))?(?:-u(\d{1,15}))?(?:-k([0-9a-f]{12}))?"
+    r"ax1-([0-9a-f]{8,40})-(\d{1,9})-(\d{1,15})-(\d{1,15})(?![\d])"
+    # what vLLM puts behind is hexadecimal, and none of these begins like that; the measure is last,
+    # since an engine of an earlier version reads no further than to what it does not know
+    r"(?:-w(\d{1,6}))?(?:-u(\d{1,15}))?(?:-k([0-9a-f]{12}))?(-[ps])?"
 )
 _WEIGHT_UNIT = 1000
+_PATH = "-p"
+_SUM = "-s"
 
 PRIORITY_MAX = 2**53  # int64 on the wire; beyond 2**53 JSON readers lose digits
 
@@ -40,7 +43,7 @@ class CallTag(NamedTuple):
     weight: float = 1.0  # of the program, to three digits
     deadline_ms: int | None = None  # of the program, on the clock of ``arrival_ms``
     kind: str | None = None  # of the program, 12 hex digits
-    by_path: bool = False  # its service and wait are those of the longest paths, not the sums
+    by_path: bool | None = None  # whether service and wait are of paths or sums; None: not said
 
 
 @lru_cache(maxsize=8192)
@@ -79,17 +82,21 @@ def format_call(tag: CallTag) -> str:
     'ax1-c0ffee00-2-1500-99'
     >>> format_call(CallTag("c0ffee00", 2, 1500, 99, weight=2.5, deadline_ms=4000))
     'ax1-c0ffee00-2-1500-99-w2500-u4000'
-    >>> format_call(CallTag("c0ffee00", 2, 1500, 99, by_path=True))
-    'ax1-c0ffee00-2-1500-99-p'
+    >>> format_call(CallTag("c0ffee00", 2, 1500, 99, weight=2.5, by_path=True))
+    'ax1-c0ffee00-2-1500-99-w2500-p'
+    >>> format_call(CallTag("c0ffee00", 2, 1500, 99, by_path=False))
+    'ax1-c0ffee00-2-1500-99-s'
     """
     text = f"ax1-{tag.call_id}-{tag.thread}-{tag.wait_ms}-{tag.arrival_ms}"
-    if tag.by_path:
-        text += "-p"
     if tag.weight != 1.0:
         text += f"-w{round(tag.weight * _WEIGHT_UNIT)}"
     if tag.deadline_ms is not None:
         text += f"-u{tag.deadline_ms}"
-    return text if tag.kind is None else f"{text}-k{tag.kind}"
+    if tag.kind is not None:
+        text += f"-k{tag.kind}"
+    if tag.by_path is not None:
+        text += _PATH if tag.by_path else _SUM
+    return text
 
 
 def find_call(request_id: str) -> CallTag | None:
@@ -103,13 +110,13 @@ def find_call(request_id: str) -> CallTag | None:
     match = _CALL.search(request_id)
     if match is None:
         return None
-    weight, deadline_ms = match[6], match[7]
+    weight, deadline_ms, measure = match[5], match[6], match[8]
     return CallTag(
         match[1], int(match[2]), int(match[3]), int(match[4]),
         1.0 if weight is None else int(weight) / _WEIGHT_UNIT,
         None if deadline_ms is None else int(deadline_ms),
-        match[8],
-        match[5] is not None,
+        match[7],
+        None if measure is None else measure == _PATH,
     )  # fmt: skip
 
 

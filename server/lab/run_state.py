@@ -32,6 +32,7 @@ class CallRun:
                 thread=0,
                 wait_ms=int(program.wait_s * 1000),
                 arrival_ms=int(program.arrival_s * 1000),
+                by_path=False,
             )
         )
         self.request: Any = None  # vLLM's, set by whoever makes it

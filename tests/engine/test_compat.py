@@ -16,7 +16,7 @@ from autellix.server.engine.build import build_config, build_scheduler, make_req
 from autellix.server.engine.scheduler import AutellixScheduler
 
 KEY = b"channel key"
-TAG = format_call(CallTag("c0ffee00", 2, 1500, 7000))
+TAG = format_call(CallTag("c0ffee00", 2, 1500, 7000, by_path=False))
 BATCH = "9f0b1c5a2d3e4f60"  # vLLM's, new for each step of a beam search
 SEALED = seal_program("0badcafe", KEY)
 
@@ -44,6 +44,13 @@ def test_the_call_is_found_in_every_form(request_id: str):
     assert compat.identify(request, KEY) == wished
 
 
+def test_a_tag_of_an_earlier_gateway_does_not_say_its_measure():
+    """Then service and wait are in the measure of the engine's policy, not taken for sums."""
+    old = format_call(CallTag("c0ffee00", 2, 1500, 7000, 2.5))
+    request = make_request(f"chatcmpl-{old}-bc4ca7c3", [1], 1, session_id=SEALED, priority=2500)
+    assert compat.identify(request, KEY).by_path is None
+
+
 def test_a_responses_call_has_a_program_and_no_call_id():
     """The server makes its own id there; the session is still ours."""
     request = make_request("resp_0123_0-bc4ca7c3", [1], 1, session_id=SEALED, priority=1000)
@@ -68,8 +75,8 @@ def test_vllm_has_no_best_of():
 )
 def test_a_forged_program_is_not_believed(session_id: str | None):
     """Nor are the figures that came with it: it is an untagged program."""
-    name = f"chatcmpl-{TAG}-w9000-u1-k0123456789ab-x"
-    request = make_request(name, [1], 1, session_id=session_id, priority=-9)
+    tag = format_call(CallTag("c0ffee00", 2, 1500, 7000, 9.0, 1, "0123456789ab", by_path=True))
+    request = make_request(f"chatcmpl-{tag}-x", [1], 1, session_id=session_id, priority=-9)
     assert compat.identify(request, KEY) == compat.ANYBODY
 
 
@@ -85,7 +92,8 @@ def test_without_a_key_the_session_is_taken_as_it_is():
 @pytest.mark.parametrize(("said", "weight"), [("w0", 0.01), ("w999999", 100.0)])
 def test_no_weight_is_beyond_what_is_allowed(said: str, weight: float):
     """Whoever wrote it: nothing is divided by nought."""
-    request = make_request(f"cmpl-{TAG}-{said}-0-bc4ca7c3", [1], 1, session_id="run-7")
+    tag = TAG.replace("-s", f"-{said}-s")
+    request = make_request(f"cmpl-{tag}-0-bc4ca7c3", [1], 1, session_id="run-7")
     assert compat.identify(request, None).weight == weight
 
 
