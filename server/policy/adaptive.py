@@ -81,8 +81,12 @@ class AdaptivePolicy:
         """Return the call, in its level, waiting."""
         first_s = now_s if arrival.program_arrival_s is None else arrival.program_arrival_s
         program = self.ledger.join(arrival.program_id or arrival.call_id, min(first_s, now_s))
-        program.sum_s = max(program.sum_s, arrival.service_s)
-        program.wait_sum_s = max(program.wait_sum_s, arrival.wait_s)
+        if arrival.by_path:  # sent off under ``atlas``, while the policy is changed
+            program.path_s = max(program.path_s, arrival.service_s)
+            program.wait_path_s = max(program.wait_path_s, arrival.wait_s)
+        else:
+            program.sum_s = max(program.sum_s, arrival.service_s)
+            program.wait_sum_s = max(program.wait_sum_s, arrival.wait_s)
         self._numbers += 1
         call = Call(arrival.call_id, program, self._numbers, now_s)
         call.prompt_tokens = arrival.prompt_tokens
@@ -263,7 +267,8 @@ class AdaptivePolicy:
         kind = self.kinds.of(name, hashes)
         self._numbers += 1
         member = Member(self, program, kind, self._numbers)
-        member.work_s = program.sum_s * self._work_of_service  # it was on another engine
+        # It was on another engine. Of a sum that is not told its path is what is known for certain.
+        member.work_s = max(program.sum_s, program.path_s) * self._work_of_service
         member.bucket = bucket_of(member.work_s)
         member.next_s = bound_s(member.bucket)
         program.member = member

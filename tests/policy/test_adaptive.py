@@ -51,6 +51,17 @@ def test_programs_enter_as_their_kv_fits():
     assert calls[2].level == INSIDE
 
 
+@pytest.mark.parametrize("by_path", [True, False, None])
+def test_a_figure_fills_the_measure_that_it_is_in(by_path):
+    """A path, of a call sent off before the switch, is no sum; one that does not say is a sum."""
+    one = policy()
+    program = come(one, "a", 100, 0.0, service_s=3.0, wait_s=2.0, by_path=by_path).program
+    assert (program.sum_s, program.wait_sum_s) == ((0.0, 0.0) if by_path else (3.0, 2.0))
+    assert (program.path_s, program.wait_path_s) == ((3.0, 2.0) if by_path else (0.0, 0.0))
+    # Either way it is no newcomer: the sum is at least the path.
+    assert program.member.work_s == 3.0 * one._work_of_service
+
+
 def test_one_that_is_larger_than_all_there_is_runs_alone():
     """Nothing is refused: with nobody inside the first at the door enters."""
     one = policy()
