@@ -21,7 +21,7 @@ from typing import Any, Final
 from autellix import wire
 
 from . import channel
-from .accounts import Account, Charged
+from .accounts import Account, Charged, Cost
 from .accounts import Accounting as Accounting
 from .changes import Changes
 from .leases import TOMBSTONE_S as TOMBSTONE_S
@@ -319,16 +319,15 @@ class ProcessTable:
         With each comes what was charged here, the wall time so far of its calls in flight included:
         that is what is to be remembered if everything stops now.
         """
-        running_s: dict[str, tuple[float, float]] = {}  # together, and the longest
+        running: dict[str, list[tuple[Cost, float]]] = {}
         for call in self._open.values():
             program_id = call.program.program_id
             self.changes[program_id] = None
             if not call.cost.reports:
                 so_far_s = max(0.0, now_s - call.begun_s)
-                sum_s, longest_s = running_s.get(program_id, (0.0, 0.0))
-                running_s[program_id] = sum_s + so_far_s, max(longest_s, so_far_s)
+                running.setdefault(program_id, []).append((call.cost, so_far_s))
         changed = [
-            (program, program.account.charged(*running_s.get(program_id, (0.0, 0.0))))
+            (program, program.account.charged(running.get(program_id, ())))
             for program_id in self.changes
             if (program := self._programs.get(program_id)) is not None
         ]

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autellix.server.accounts import UNSETTLED_MAX, Account, Attained, Charged, Cost
+from autellix.server.accounts import (
+    UNSETTLED_MAX,
+    Account,
+    Attained,
+    Charged,
+    Cost,
+    PathAccount,
+)
 from autellix.server.channel import CallReport
 from autellix.server.process_table import ProcessTable
 from autellix.server.program import Arrival, Call
@@ -29,12 +36,19 @@ class Book:
 
     def report(self, call: Call, service_s: float, wait_s: float = 0.0, *, part: int = 0) -> None:
         """An engine request of a call says what it took."""
-        message = CallReport(
-            seq=1, call_id=call.call_id, program_id=None, request_id=f"r{part}", reason="stop",
+        message = self.message(call.call_id, service_s, wait_s, part=part)
+        assert self.table.fold_report("e0", "b", message, 0.0)
+
+    @staticmethod
+    def message(
+        call_id: str, service_s: float, wait_s: float = 0.0, *, part: int = 0
+    ) -> CallReport:
+        """Return what an engine says of a call."""
+        return CallReport(
+            seq=1, call_id=call_id, program_id=None, request_id=f"r{part}", reason="stop",
             service_s=service_s, wait_s=wait_s, preemptions=0, swaps=0, prompt_tokens=0,
             hit_tokens=0, output_tokens=0, level=1,
         )  # fmt: skip
-        assert self.table.fold_report("e0", "b", message, 0.0)
 
     def attained(self, accounting: str) -> Attained:
         """Return what the next call would carry under an accounting."""
@@ -128,8 +142,200 @@ def test_what_was_charged_is_restored_in_both_measures():
     account.note_elsewhere(Charged(4.0, 7.0, 1.0))
     assert (account.sum.service_s, account.path.longest()) == (19.0, (7.0, 2.0))
     account.note_elsewhere(Charged(6.0, 3.0, 3.0))
-    assert (account.sum.service_s, account.path.longest()) == (21.0, (7.0, 3.0))
-    assert account.charged(1.0, 0.5) == (16.0, 7.5, 3.0)
+    assert (account.sum.service_s, account.path.longest()) == (21.0, (5.0, 3.0))
+    cost = Cost()
+    account.begin(cost)
+    assert account.charged([(cost, 0.5)]) == (15.5, 5.5, 2.0)
+
+
+def test_a_path_goes_on_from_one_gateway_to_another():
+    """A call here comes after what is known to have been elsewhere when it began, not later."""
+    account = Account("atlas")
+    account.note_elsewhere(Charged(2.0, 2.0, 1.0))
+    cost = Cost()
+    account.begin(cost)
+    account.note_elsewhere(Charged(9.0, 9.0, 9.0))
+    cost.ended, cost.reports, cost.model_s, cost.wait_s = True, ("r",), 3.0, 4.0
+    account.change(cost, 0.0)
+    assert account.charged() == (3.0, 5.0, 5.0)
+    assert account.path.longest() == (9.0, 9.0)
+
+
+def test_what_a_call_in_flight_has_taken_counts_from_where_it_starts():
+    """A short call beside a long path makes it no longer; one after an unsettled end does."""
+    book = Book()
+    beside = book.begin()
+    long = book.begin()
+    book.table.end_call(long, 10.0)
+    ((_, charged),) = book.table.take_changed(3.0)
+    assert charged == (13.0, 10.0, 0.0)
+    book.table.end_call(beside, 4.0)
+    book.table.accounting = "atlas"
+    book.begin()
+    ((_, charged),) = book.table.take_changed(2.0)
+    assert charged == (16.0, 12.0, 0.0)
+
+
+@pytest.mark.parametrize("accounting", ["plas", "atlas"])
+def test_two_gateways_do_not_raise_each_other(accounting):
+    """Each has one call of 30 s in flight, and hears of the other one twice a second."""
+    tables = [ProcessTable(accounting=accounting) for _ in range(2)]
+    calls = []
+    for table in tables:
+        call, _ = table.begin_call(Arrival("", "s"), "0badcafe", 0.0)
+        table.dispatch(call, "e0")
+        calls.append(call)
+
+    def sync(now_s: float) -> list[float]:
+        """Each writes, then each reads; return what each takes the program for, seconds."""
+        said = [table.take_changed(now_s) for table in tables]
+        for call, ((_, charged),) in zip(calls, reversed(said), strict=True):
+            call.program.account.note_elsewhere(charged)
+        return [call.program.account.service_s for call in calls]
+
+    for turn in range(1, 61):
+        # what is in flight counts elsewhere, so that it is known if the gateway dies, not here
+        assert sync(turn / 2) == [turn / 2, turn / 2]
+    for table, call in zip(tables, calls, strict=True):
+        table.end_call(call, 30.0)
+    assert sync(30.0) == ([60.0, 60.0] if accounting == "plas" else [30.0, 30.0])
+    for table in tables:
+        message = Book.message("0badcafe", 2.0)
+        assert table.fold_report("e0", "b", message, 30.0)
+    assert sync(30.0) == ([4.0, 4.0] if accounting == "plas" else [2.0, 2.0])
+
+
+class PlainPath:
+    """The rule of `PathAccount`, every call looked at each time; it stands for one gateway."""
+
+    def __init__(self) -> None:
+        self.settled = (0.0, 0.0)
+        self.begun: dict[Cost, tuple[tuple[float, float], list[Cost]]] = {}
+        self.unsettled: list[Cost] = []
+        self.over: set[Cost] = set()
+
+    def begin(self, cost: Cost) -> None:
+        """Note that a call begins."""
+        first = cost.attempts[0] if cost.attempts else cost
+        start, waits_on = self.begun.get(first, (self.settled, self.unsettled))
+        self.begun[cost] = start, list(waits_on)
+
+    def change(self, cost: Cost) -> None:
+        """Note that an ended call has changed, or has ended now."""
+        if cost not in self.unsettled:
+            if cost in self.over:  # settled before this report came
+                self.settled = later_of(self.settled, self.end_of(cost))
+                return
+            self.over.add(cost)
+            self.unsettled.append(cost)
+        self.settle_ready()
+        if len(self.unsettled) > UNSETTLED_MAX:
+            self.settle(self.unsettled[0])
+            self.settle_ready()
+
+    def end_of(self, cost: Cost) -> tuple[float, float]:
+        """Return its end as far as its start is settled."""
+        (start_s, wait_start_s), _ = self.begun[cost]
+        return start_s + cost.cost_s, wait_start_s + cost.wait_s
+
+    def settle_ready(self) -> None:
+        """Settle all that can be."""
+        while ready := [c for c in self.unsettled if c.reports and not self.begun[c][1]]:
+            self.settle(ready[0])
+
+    def settle(self, cost: Cost) -> None:
+        """Fix the end of a call."""
+        self.unsettled.remove(cost)
+        end = self.end_of(cost)
+        self.settled = later_of(self.settled, end)
+        for other, (start, waits_on) in self.begun.items():
+            if cost in waits_on:
+                waits_on.remove(cost)
+                self.begun[other] = later_of(start, end), waits_on
+
+    def starts(self) -> dict[Cost, tuple[float, float]]:
+        """Return where each call starts, with the best that is known."""
+        ends: dict[Cost, tuple[float, float]] = {}
+        for cost in self.unsettled:
+            service_s, wait_s = self.start_of(cost, ends)
+            ends[cost] = service_s + cost.cost_s, wait_s + cost.wait_s
+        return {cost: self.start_of(cost, ends) for cost in self.begun}
+
+    def start_of(self, cost: Cost, ends: dict[Cost, tuple[float, float]]) -> tuple[float, float]:
+        """Return where a call starts."""
+        start, waits_on = self.begun[cost]
+        for waited in waits_on:
+            start = later_of(start, ends[waited])
+        return start
+
+
+def later_of(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    """Return the later point, of service and of wait apart."""
+    return max(one[0], other[0]), max(one[1], other[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "begin", "end", "end", "report", "retry"]),
+            st.integers(0, 40), st.floats(0, 9), st.floats(0, 9),
+        ),
+        max_size=150,
+    )
+)  # fmt: skip
+def test_starts_shared_by_calls_change_no_figure(steps):
+    """Begins, retries, ends and reports in any order, against a look at every call; exactly."""
+    new, plain = PathAccount(), PlainPath()
+    costs: list[Cost] = []
+    for what, which, service_s, wait_s in steps:
+        cost = costs[-1 - which % len(costs)] if costs else Cost()
+        if what == "begin" or (what == "retry" and costs):
+            again = Cost()
+            if what == "retry":
+                cost.share_with(again)
+            costs.append(again)
+            plain.begin(again)
+            new.begin(again)
+            continue
+        if what == "end" and costs and not cost.ended:
+            cost.ended, cost.wall_s = True, service_s
+        elif what == "report" and costs:
+            cost.reports = (*cost.reports, "r")
+            cost.model_s, cost.wait_s = cost.model_s + service_s, max(cost.wait_s, wait_s)
+        if cost.ended:
+            plain.change(cost)
+            new.change(cost)
+        starts = plain.starts()
+        longest = plain.settled
+        for ended in plain.unsettled:
+            service_s, wait_s = starts[ended]
+            longest = later_of(longest, (service_s + ended.cost_s, wait_s + ended.wait_s))
+        assert new.longest() == longest
+        assert len(new._unsettled) == len(plain.unsettled)
+        for cost in costs:
+            expected = max(longest[0], starts[cost][0] + 3.0)
+            assert new.own([(cost.start, 3.0)]).service_s == expected
+
+
+def test_the_end_of_a_call_does_not_look_at_all_in_flight():
+    """A fan-out that begins at one point is one start, whatever its width."""
+    path = PathAccount()
+    costs = [Cost() for _ in range(5000)]
+    first, second, *fan = costs
+    path.begin(first)
+    path.begin(second)
+    for cost in (first, second):
+        cost.ended, cost.wall_s = True, 1.0
+        path.change(cost)
+    for cost in fan:
+        path.begin(cost)
+    assert len({id(cost.start) for cost in fan}) == 1
+    assert [len(cost.waiting) for cost in (first, second)] == [1, 1]
+    first.reports, first.model_s = ("r",), 7.0
+    path.change(first)
+    assert (first.waiting, fan[-1].start.service_s) == ([], 7.0)
+    assert path.own([(fan[-1].start, 2.0)]).service_s == 9.0
 
 
 @settings(max_examples=200, deadline=None)
