@@ -284,12 +284,16 @@ class RoomMaker(AsyncScheduler):
             RequestStatus.PREEMPTED,
         ):
             return True
+        if len(self.running) >= compat.slots(self):
+            return True  # vLLM goes no further for want of a slot
         free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
         if compat.blocks_at_most(self, request) <= free:
             return True
         if self._blocks_needed(request) > free:
             return False
-        self._needs.pop(request.request_id)  # who is shown and does not fit stops all behind it
+        if self._needs[request.request_id][1] == self._steps_scheduled:
+            return True
+        del self._needs[request.request_id]  # who is shown and does not fit stops all behind it
         return self._blocks_needed(request) <= free
 
     def _blocks_needed(self, request: Request) -> int:

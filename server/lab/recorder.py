@@ -11,13 +11,14 @@ import asyncio
 import collections
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from . import record, trace
 
 BODY_BYTES_MAX: Final = 64 << 20
-TAIL_BYTES: Final = 64 << 10  # usage stands at the end of a stream
+END_BYTES: Final = 64 << 10  # usage stands at the end of a stream, part of it at the beginning
 _HOP: Final = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 _CALL_PATHS: Final = ("/completions", "/responses", "/messages")  # how paths of LLM calls end
 CUT: Final = "cut before its end"
@@ -36,7 +37,8 @@ class Recorder:
 
     Attributes:
         rows: The calls that are noted.
-        skipped: How many calls are not noted, by reason.
+        skipped: How many calls that ran are not noted, by reason.
+        refused: How many calls did not run, by the answer; a trace does not miss them.
     """
 
     def __init__(self, upstream: str, rows_max: int = 1_000_000) -> None:
@@ -46,6 +48,7 @@ class Recorder:
         self._untagged = 0
         self.rows: list[record.Row] = []
         self.skipped: collections.Counter[str] = collections.Counter()
+        self.refused: collections.Counter[str] = collections.Counter()
 
     def application(self) -> Any:
         """Return the aiohttp application."""
@@ -80,7 +83,11 @@ class Recorder:
         import aiohttp
         from aiohttp import web
 
-        body = await request.read()
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            self._refuse(request, error.status)
+            return web.Response(status=error.status, text=error.text), None
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         headers = {k: v for k, v in headers.items() if k.lower() != "accept-encoding"}
         headers["Accept-Encoding"] = "identity"
@@ -94,9 +101,10 @@ class Recorder:
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 await response.prepare(request)
-                tail = b""
+                head = tail = b""
                 async for chunk in answer.content.iter_any():
-                    tail = (tail + chunk)[-TAIL_BYTES:]
+                    head += chunk[: END_BYTES - len(head)]
+                    tail = (tail + chunk)[-END_BYTES:]
                     await response.write(chunk)
                 await response.write_eof()
         except (aiohttp.ClientError, ConnectionError):
@@ -105,16 +113,24 @@ class Recorder:
             if request.transport is not None:
                 request.transport.abort()  # the client is to see that the answer is cut
             return response, CUT
-        return response, self._note(request.headers, answer, tail, start_s)
+        if answer.status >= 400:
+            self._refuse(request, answer.status)
+            return response, None
+        ends = tail if len(tail) < END_BYTES else head + tail
+        return response, self._note(request.headers, answer, ends, start_s)
 
-    def _note(self, headers: Any, answer: Any, tail: bytes, start_s: float) -> str | None:
+    def _refuse(self, request: Any, status: int) -> None:
+        if _is_call(request):
+            self.refused[f"status {status}"] += 1
+
+    def _note(self, headers: Any, answer: Any, ends: bytes, start_s: float) -> str | None:
         """Note a call whose answer is over; return why not if its counts are not known."""
         if answer.status != 200:
             return f"status {answer.status}"
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             return COMPRESSED
-        usage = usage_in(tail)
-        if usage is None:
+        counts = counts_in(ends)
+        if counts is None:
             return NO_USAGE
         if len(self.rows) >= self._rows_max:
             return f"more than {self._rows_max} calls"
@@ -122,17 +138,8 @@ class Recorder:
         if name is None:  # a call without a tag is a program of its own
             self._untagged += 1
             name = f"untagged-{self._untagged}"
-        details = usage.get("prompt_tokens_details") or {}
         self.rows.append(
-            record.Row(
-                program=name,
-                thread=headers.get("X-Autellix-Thread", "0"),
-                start_s=start_s,
-                end_s=time.time(),
-                prompt_tokens=int(usage["prompt_tokens"]),
-                output_tokens=max(1, int(usage.get("completion_tokens") or 1)),
-                hit_tokens=int(details.get("cached_tokens") or 0),
-            )
+            record.Row(name, headers.get("X-Autellix-Thread", "0"), start_s, time.time(), *counts)
         )
         return None
 
@@ -141,19 +148,38 @@ def _is_call(request: Any) -> bool:
     return bool(request.method == "POST" and request.path.endswith(_CALL_PATHS))
 
 
-def usage_in(tail: bytes) -> dict[str, Any] | None:
-    """Return the last usage object in the end of an answer, streamed or not; None for none."""
-    at = tail.rfind(b'"usage":')
-    while at >= 0:
-        text = tail[at + len(b'"usage":') :].decode("utf-8", "replace").lstrip()
+def counts_in(ends: bytes) -> tuple[int, int, int] | None:
+    """Return tokens of prompt, output and prefix found in the cache; None where nothing says them.
+
+    Args:
+        ends: The beginning and the end of an answer, streamed or not.
+
+    An answer of OpenAI's APIs has one ``usage`` with all counts. A stream of Anthropic's has the
+    prompt's in its first event and the output's in its last, and leaves what was found in the cache
+    out of the prompt's.
+    """
+    usage: dict[str, Any] = {}
+    for found in _usages(ends):
+        usage.update((name, value) for name, value in found.items() if value is not None)
+    prompt = usage.get("prompt_tokens") or usage.get("input_tokens")
+    if not prompt:
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    hit = int(usage.get("cache_read_input_tokens") or 0)
+    prompt += hit + int(usage.get("cache_creation_input_tokens") or 0)
+    output = usage.get("completion_tokens") or usage.get("output_tokens") or 1
+    return int(prompt), max(1, int(output)), hit or int(details.get("cached_tokens") or 0)
+
+
+def _usages(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the usage objects in a text, in their order; none that is inside a string."""
+    for part in text.split(b'"usage":')[1:]:
         try:
-            usage, _ = json.JSONDecoder().raw_decode(text)
+            usage, _ = json.JSONDecoder().raw_decode(part.decode("utf-8", "replace").lstrip())
         except json.JSONDecodeError:
-            usage = None
-        if isinstance(usage, dict) and usage.get("prompt_tokens"):
-            return usage
-        at = tail.rfind(b'"usage":', 0, at)
-    return None
+            continue
+        if isinstance(usage, dict):
+            yield usage
 
 
 async def serve(recorder: Recorder, port: int, stop: asyncio.Event) -> None:
@@ -172,8 +198,9 @@ async def serve(recorder: Recorder, port: int, stop: asyncio.Event) -> None:
 def unnoted(recorder: Recorder) -> str:
     """Return one line per reason for which calls were not noted; empty if all were."""
     return "".join(
-        f"{count} call{'s' * (count > 1)} without counts: {reason}\n"
-        for reason, count in sorted(recorder.skipped.items())
+        f"{count} call{'s' * (count > 1)} {how}: {reason}\n"
+        for how, reasons in (("without counts", recorder.skipped), ("refused", recorder.refused))
+        for reason, count in sorted(reasons.items())
     )
 
 

@@ -73,9 +73,9 @@ def _record(arguments: argparse.Namespace) -> int:
         raise trace.TraceError(f"--port {arguments.port}: {error.strerror}") from None
     count = save(recorder, arguments.out, arguments.kind)
     sys.stdout.write(f"{count} programs, {len(recorder.rows)} calls\n")
+    sys.stdout.write(unnoted(recorder))
     if not recorder.skipped:
         return 0
-    sys.stdout.write(unnoted(recorder))
     sys.stderr.write("what follows such a call in its program has wrong parents and waits\n")
     return 1
 

@@ -19,6 +19,7 @@ Charge = Literal["batch", "share"]
 LEVELS_MAX: Final = 32
 #: On GPUs a call takes longer than on the bundled small model, so that levels are wider.
 GPU_LEVEL_BOUNDS_S: Final = (5.0, 20.0, 80.0)
+_LEVELED: Final = ("level_bounds_s", "quanta_s", "beta", "order")
 _ADAPTIVE: Final = ("ageing", "displace", "kv_fill", "kv_most", "elders")
 
 
@@ -133,7 +134,8 @@ def parse_config(values: Mapping[str, Any] | None) -> PolicyConfig:
     """Return the settings in ``values``, as they come out of JSON; absent ones are the defaults.
 
     Raises:
-        ConfigError: an unknown name, a value of the wrong kind, or one that makes no sense.
+        ConfigError: an unknown name, a value of the wrong kind, one that makes no sense, or
+            settings of levels without the policy that they are for.
 
     >>> parse_config({"policy": "atlas", "level_bounds_s": [1, 10]}).levels
     3
@@ -145,7 +147,14 @@ def parse_config(values: Mapping[str, Any] | None) -> PolicyConfig:
         raise ConfigError(f"unknown scheduler setting {unknown[0]!r}; known: {sorted(known)}")
     for name, value in values.items():
         values[name] = _parse(name, value)
-    return PolicyConfig(**values)
+    config = PolicyConfig(**values)
+    unread = [name for name in _LEVELED if name in values]
+    if unread and "policy" not in values:
+        raise ConfigError(
+            f"{unread[0]} without a policy: say which, as in "
+            f'{{"policy": "plas", "{unread[0]}": ...}}; {config.policy} has no levels'
+        )
+    return config
 
 
 def _parse(name: str, value: Any) -> Any:

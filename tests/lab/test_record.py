@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from autellix.server.lab import cli, record, trace, trace_command
 from autellix.server.lab import recorder as lab_recorder
-from autellix.server.lab.recorder import Recorder, save, unnoted, usage_in
+from autellix.server.lab.recorder import Recorder, counts_in, save, unnoted
 
 ROWS = [
     {"program": "a", "thread": "0", "start_s": 10.0, "end_s": 11.0, "prompt_tokens": 100,
@@ -51,18 +51,48 @@ def test_a_bad_row_is_named(tmp_path: Path, capsys):
     assert "rows.jsonl:2: no call" in capsys.readouterr().err
 
 
+ANTHROPIC = b"""event: message_start
+data: {"message":{"usage":{"input_tokens":10,"cache_read_input_tokens":32,"output_tokens":1}}}
+
+event: message_delta
+data: {"delta":{},"usage":{"input_tokens":null,"output_tokens":9}}
+
+"""
+
+
 @pytest.mark.parametrize(
-    ("tail", "prompt"),
+    ("ends", "counts"),
     [
-        (b'{"choices":[{"text":"\\"usage\\": {"}],"usage":{"prompt_tokens":7}}', 7),
-        (b'data: {"usage":null}\n\ndata: {"usage":{"prompt_tokens":8,"x":{}}}\n\ndata: [DONE]', 8),
+        (b'{"choices":[{"text":"\\"usage\\": {"}],"usage":{"prompt_tokens":7}}', (7, 1, 0)),
+        (b'data: {"usage":null}\n\ndata: {"usage":{"prompt_tokens":8,"x":{}}}\n\ndata: [DONE]',
+         (8, 1, 0)),
+        (b'{"usage":{"input_tokens":40,"input_tokens_details":{"cached_tokens":32},'
+         b'"output_tokens":3}}', (40, 3, 32)),
+        (ANTHROPIC, (42, 9, 32)),
         (b'data: {"choices":[]}', None),
     ],
-)
-def test_usage_is_found_at_the_end_of_any_answer(tail: bytes, prompt: int | None):
-    """Streamed or whole, and whatever the text says."""
-    usage = usage_in(tail)
-    assert (usage and usage["prompt_tokens"]) == prompt
+)  # fmt: skip
+def test_counts_are_found_in_any_answer(ends: bytes, counts: tuple[int, int, int] | None):
+    """Streamed or whole, of any of the APIs, and whatever the text says."""
+    assert counts_in(ends) == counts
+
+
+async def test_counts_at_the_beginning_of_a_long_answer_are_kept():
+    """The prompt's stand in the first event, the output's in the last, megabytes later."""
+    start, end = ANTHROPIC.split(b"event: message_delta")
+    relay, got = await relayed([{"text": (start + b"x" * 300_000 + end).decode()}], "/v1/messages")
+    assert len(got[0] or b"") > 300_000
+    assert [row[4:] for row in relay.rows] == [(42, 9, 32)]
+
+
+async def test_a_call_that_was_refused_is_said_and_not_missed(monkeypatch: pytest.MonkeyPatch):
+    """By the server, or by the relay for its size: it did not run, so nothing is missing."""
+    monkeypatch.setattr(lab_recorder, "BODY_BYTES_MAX", 1000)
+    relay, got = await relayed([WITH_USAGE, {"status": 429}, {"text": "x" * 2000}])
+    assert got[1] == b"no"
+    assert len(relay.rows) == 1
+    assert not relay.skipped
+    assert unnoted(relay) == "1 call refused: status 413\n1 call refused: status 429\n"
 
 
 async def test_the_relay_notes_counts_and_no_text(tmp_path: Path):
@@ -108,6 +138,8 @@ async def streamed(request: web.Request) -> web.StreamResponse:
     how = await request.json()
     if how.get("status"):
         return web.Response(status=how["status"], text="no")
+    if "text" in how:
+        return web.Response(text=how["text"])
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     asked = request.headers.get("Accept-Encoding", "")
     if how.get("compressed") or "gzip" in asked:
@@ -162,7 +194,7 @@ async def test_a_stream_with_usage_is_noted_and_passes_unchanged():
     ("body", "answer", "said"),
     [
         ({"stream": True}, CHUNK + DONE, "no usage in the answer; a stream needs .*include_usage"),
-        ({"status": 503}, b"no", "status 503"),
+        ({"status": 203}, b"no", "status 203"),
         (WITH_USAGE | {"cut": True}, None, "cut before its end"),
         (WITH_USAGE | {"compressed": True}, CHUNK + USAGE + DONE, "compressed"),
     ],

@@ -35,6 +35,7 @@ def test_nothing_is_the_default():
         ({"kv_fill": 0.9, "kv_most": 0.8}, "kv_fill not above kv_most"),
         ({"elders": 1.5}, "elders = 1.5: must be from 0 to 1"),
         ({"elders": "much"}, "is not a number"),
+        ({"beta": 4}, "beta without a policy: say which, .* adaptive has no levels"),
     ],
 )
 def test_a_wrong_setting_is_named(values: dict[str, object], message: str):
