@@ -59,8 +59,16 @@ CREATE TABLE IF NOT EXISTS responses (
 ) WITHOUT ROWID
 """,
 )
-_WRITE: Final = "INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-_WRITE_HOME: Final = "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?)"
+# columns by name: a file of a later version has more of them
+_WRITE: Final = (
+    "INSERT OR REPLACE INTO programs (program_id, scope, session, name, service_s, wait_s, calls,"
+    " home, conversation, parent_session, arrival_unix_s, ended_unix_s, reason, expired, changed_s,"
+    " more, path_s, wait_path_s) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+_WRITE_HOME: Final = (
+    "INSERT OR REPLACE INTO responses (response_id, engine_id, address, scope, session, changed_s)"
+    " VALUES (?,?,?,?,?,?)"
+)
 _FORGET: Final = (
     "DELETE FROM programs WHERE changed_s < CASE WHEN expired OR ended_unix_s IS NOT NULL "
     "THEN ? ELSE ? END"

@@ -16,8 +16,10 @@ import pytest
 from autellix.errors import ConfigError
 from autellix.server.clock import ManualClock, SystemClock
 from autellix.server.gateway.journal import Journal
+from autellix.server.gateway.responses import ResponseHome, ResponseHomes
 from autellix.server.process_table import TOMBSTONE_S, ProcessTable, program_id_of
 from autellix.server.program import Arrival, ProgramState
+from autellix.server.types import EngineAddress
 
 from .conftest import running
 from .fake_engine import fake_engines
@@ -273,3 +275,32 @@ async def test_a_journal_of_the_version_before_is_read(tmp_path: Path):
     program = (await read_back(path)).get(program_id_of("", "s"))
     assert program is not None
     assert (program.account.service_s, program.threads) == (2.0, {})
+
+
+async def test_a_journal_of_a_later_version_takes_writes(tmp_path: Path):
+    """Columns that this version does not know are no reason to lose service or homes."""
+    path = tmp_path / "state.sqlite"
+    clock = ManualClock(1000.0)
+    await Journal(path, ProcessTable(now_s=clock.now_s()), clock).close()
+    with sqlite3.connect(path) as db:
+        for table in ("programs", "responses"):
+            db.execute(f"ALTER TABLE {table} ADD COLUMN later TEXT NOT NULL DEFAULT 'none'")
+    db.close()
+    table, homes = ProcessTable(now_s=clock.now_s()), ResponseHomes()
+    journal = Journal(path, table, clock, homes)
+    call, _ = table.begin_call(Arrival("", "s"), "0badcafe", clock.now_s())
+    table.dispatch(call, "e0")
+    table.end_call(call, clock.now_s() + 2.0)
+    homes.put("resp_1", ResponseHome("e0", EngineAddress(None, "127.0.0.1", 8000), "", "s"))
+    await journal.flush()
+    await journal.close()
+    table, homes = ProcessTable(now_s=clock.now_s()), ResponseHomes()
+    journal = Journal(path, table, clock, homes)
+    assert await journal.restore() == 1
+    await journal.close()
+    program = table.get(program_id_of("", "s"))
+    assert program is not None
+    assert program.account.service_s == 2.0
+    home = homes.get("resp_1", "")
+    assert home is not None
+    assert home.engine_id == "e0"
