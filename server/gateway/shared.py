@@ -6,7 +6,8 @@ elsewhere.
 
 What a gateway has charged to a program it writes as an absolute figure under its own name, one
 field of the program's hash for each measure; a program's service is the sum over the gateways, or
-the longest of their paths. So nothing is lost or charged twice when a write fails or is repeated,
+the longest of their paths. It leaves out what it has read of others, which would come back to them
+as more than they said. So nothing is lost or charged twice when a write fails or is repeated,
 and when Redis was away the next write puts everything right: meanwhile each gateway goes on with
 what it knows. What a gateway had charged stays there when it dies.
 
@@ -312,9 +313,8 @@ class SharedState:
     def _charge(self, program: Program, fields: Mapping[str, str]) -> None:
         """Set what other gateways have charged a program."""
         sum_s, wait_s = (sum(self._others(fields, kind)) for kind in ("s:", "w:"))
-        path_s, wait_path_s = (
-            max(self._others(fields, kind), default=0.0) for kind in ("p:", "q:")
-        )
+        path_s = max(self._others(self._with_paths(fields), "p:"), default=0.0)
+        wait_path_s = max(self._others(fields, "q:"), default=0.0)
         calls = int(sum(self._others(fields, "c:")))
         program.account.note_elsewhere(Charged(sum_s, path_s, wait_path_s))
         before = self._elsewhere.get(program.program_id, Elsewhere())
@@ -322,6 +322,16 @@ class SharedState:
         program.calls_begun += calls - before.calls
         program.calls_ended += calls - before.calls
         self._elsewhere[program.program_id] = Elsewhere(wait_s, calls)
+
+    def _with_paths(self, fields: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the fields with a path of each gateway that charges by paths.
+
+        One of a version that kept one measure only wrote it as the sum, whatever it was.
+        """
+        if self._table.accounting != "atlas":
+            return fields
+        sums = {f"p:{name[2:]}": value for name, value in fields.items() if name.startswith("s:")}
+        return {**sums, **fields}
 
     def _others(self, fields: Mapping[str, str], kind: str) -> Iterator[float]:
         own = kind + self._name

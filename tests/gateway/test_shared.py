@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autellix.errors import ConfigError
+from autellix.server.gateway.shared import SharedState
 from autellix.server.gateway.state import GATEWAY
 from autellix.server.process_table import program_id_of
 from autellix.server.program import Program, ProgramState
@@ -234,6 +235,58 @@ async def test_both_measures_are_shared(two, engines):
         rig.table.accounting = "atlas"
     assert 0.2 < service_s(first) < 0.4
     assert service_s(second) == pytest.approx(service_s(first))
+
+
+async def test_calls_in_flight_on_two_gateways_do_not_raise_each_other(redis: RedisServer, engines):
+    """Each hears of the other one's call many times, and no path is longer than they took."""
+    async with (
+        running(engines=engines, accounting="atlas") as first,
+        running(engines=engines, accounting="atlas") as second,
+    ):
+        ends = [SharedState(redis.url, rig.gateway) for rig in (first, second)]
+        engines[0].stall_at = engines[1].stall_at = 0
+        begun_s = time.monotonic()
+        calls = [asyncio.create_task(rig.chat(RUN)) for rig in (first, second)]
+        await until(lambda: len(engines[0].seen) + len(engines[1].seen) == 2)
+        for _ in range(20):
+            for end in ends:
+                await end.flush()
+        for engine in engines:
+            engine.go.set()
+        await asyncio.gather(*calls)
+        for rig in (first, second):
+            await rig.settled()
+        taken_s = time.monotonic() - begun_s
+        for end in (*ends, *ends):
+            await end.flush()
+        assert 0 < service_s(first) == service_s(second) < taken_s
+        for end in ends:
+            await end.close()
+
+
+@pytest.mark.parametrize(("accounting", "path_s"), [("atlas", 7.0), ("plas", 2.0)])
+async def test_a_gateway_of_the_version_before_is_understood(
+    redis: RedisServer, engines, accounting, path_s
+):
+    """It wrote the measure of its policy, a path under atlas, where sums are now."""
+    import redis.asyncio as client
+
+    async with running(engines=engines, accounting=accounting) as rig:
+        end = SharedState(redis.url, rig.gateway)
+        await rig.chat(RUN)
+        await end.flush()
+        item = f"p{program_id_of('', 'run-1')}"
+        async with client.Redis.from_url(redis.url) as connection:
+            figures = {"s:old": 7.0, "s:new": 9.0, "p:new": 2.0}
+            await connection.hset(f"autellix:1:{item}", mapping=figures)
+            place = await connection.incr("autellix:1:clock")
+            await connection.zadd("autellix:1:index", {item: place})
+        await end.flush()
+        program = program_of(rig)
+        assert program is not None
+        assert program.account.sum.elsewhere_s == 16.0
+        assert program.account.path.longest().service_s == path_s
+        await end.close()
 
 
 async def test_garbage_in_redis_is_counted_and_skipped(two, redis: RedisServer):
