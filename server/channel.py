@@ -10,6 +10,7 @@ Pure: this file moves no byte.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -35,7 +36,11 @@ class ChannelCurve(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
-    """The first message of an engine, and the answer to ``HelloWanted``."""
+    """The first message of an engine, and the answer to ``HelloWanted`` and ``PolicyWanted``.
+
+    ``settings_digest`` is that of the settings which the engine was sent last and goes by
+    (`digest_settings`), empty if it was sent none. The field is of a later build than the others.
+    """
 
     version: int
     engine_id: str
@@ -49,6 +54,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
     slots: int
     kv_blocks: int
     block_tokens: int
+    settings_digest: str | None = None  # None: not said
 
 
 class CallEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -180,7 +186,7 @@ class PolicyWanted(msgspec.Struct, tag="policy_wanted", frozen=True, kw_only=Tru
     """Order calls by this policy from the next step on; the engine answers with a new hello.
 
     ``settings`` are those of ``server.policy.config``; absent ones are the defaults. An engine that
-    cannot read them keeps its policy.
+    cannot read them keeps its policy, and its hello says so.
     """
 
     settings: dict[str, Any]
@@ -196,9 +202,23 @@ class ToolNoted(msgspec.Struct, tag="tool", frozen=True, kw_only=True):
 UpMessage = Hello | Accounting | Heartbeat | Bye
 DownMessage = HelloWanted | Resend | SessionEnded | PolicyWanted | ToolNoted
 
+_DIGEST_BYTES: Final = 8
 _encoder = msgspec.msgpack.Encoder()
+_sorted_encoder = msgspec.msgpack.Encoder(order="sorted")
 _up_decoder = msgspec.msgpack.Decoder(UpMessage)
 _down_decoder = msgspec.msgpack.Decoder(DownMessage)
+
+
+def digest_settings(settings: dict[str, Any]) -> str:
+    """Return what two ends compare instead of the ``settings`` of `PolicyWanted`.
+
+    >>> digest_settings({"beta": 4, "policy": "plas"}) == digest_settings(
+    ...     {"policy": "plas", "beta": 4}
+    ... )
+    True
+    """
+    text = _sorted_encoder.encode(settings)
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def encode(message: UpMessage | DownMessage) -> bytes:

@@ -33,6 +33,7 @@ from ..channel import (
     RoomFigures,
     SessionEnded,
     ToolNoted,
+    digest_settings,
 )
 from ..clock import Clock, SystemClock
 from ..policy.adaptive import INSIDE, AdaptivePolicy, Room
@@ -104,6 +105,7 @@ class AutellixScheduler(RoomMaker):
         self._unsorted = True
         self._worst: int | None = None  # lowest level in the batch, None: not looked up
         self._for_slots = False
+        self._settings_digest = ""  # of what the gateway sent, if it is gone by
         if self.channel is not None:
             self.channel.start()
         logger.info(
@@ -229,6 +231,7 @@ class AutellixScheduler(RoomMaker):
             slots=compat.slots(self),
             kv_blocks=int(self.cache_config.num_gpu_blocks or 0),
             block_tokens=self.block_size,
+            settings_digest=self._settings_digest,
         )
 
     def _heartbeat(self, boot_id: str, last_seq: int) -> Heartbeat:
@@ -280,6 +283,7 @@ class AutellixScheduler(RoomMaker):
             elif isinstance(message, PolicyWanted):
                 try:
                     self.set_policy(parse_config(message.settings))
+                    self._settings_digest = digest_settings(message.settings)
                 except ConfigError as error:
                     logger.warning("autellix: the policy stays as it is: %s", error)
                 channel.say_hello()

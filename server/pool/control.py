@@ -35,6 +35,7 @@ from ..channel import (
     SessionEnded,
     ToolNoted,
     decode_up,
+    digest_settings,
     encode,
 )
 from ..clock import Clock
@@ -47,6 +48,7 @@ UNKNOWN_MAX: Final = 1_024  # peers that were asked for a hello
 GAP_REPORTS_MAX: Final = 10_000  # an engine's ring holds no more
 RESEND_AFTER_S: Final = 0.5
 POLICY_AGAIN_S: Final = 1.0
+POLICY_REFUSALS_MAX: Final = 5  # then an engine is left with its own
 RESENDS_MAX: Final = 5
 PROGRAMS_A_MESSAGE: Final = 1_000
 RESTART_AFTER_S: Final = 1.0
@@ -66,6 +68,7 @@ class Peer:
         is_told: Whether it has answered the newest policy that it was sent.
         told_s: When that was sent last.
         told_step: The engine's step then, as far as known.
+        refusals: How often it has answered the newest policy with another one.
     """
 
     hello: Hello
@@ -82,6 +85,7 @@ class Peer:
     is_told: bool = True
     told_s: float = 0.0
     told_step: int = 0
+    refusals: int = 0
 
     def view(self, now_s: float) -> dict[str, Any]:
         """Return what the channel knows of the engine, for people and dashboards."""
@@ -243,6 +247,7 @@ class ControlServer:
         """
         self._policy = PolicyWanted(settings=dict(settings))
         for peer in list(self._peers.values()):
+            peer.refusals = 0
             await self._tell(peer)
 
     async def _to_all(self, message: DownMessage) -> None:
@@ -382,13 +387,22 @@ class ControlServer:
 
         It was if the engine has made a step since, has not answered, or goes by another policy. An
         engine reads its messages when it makes a step: one without work is not to be told for hours
-        what it will read once.
+        what it will read once. One that answers again and again with another policy refuses ours.
         """
-        if self._policy is None or step <= peer.told_step or now_s - peer.told_s < POLICY_AGAIN_S:
+        wanted = self._policy
+        if wanted is None or step <= peer.told_step or now_s - peer.told_s < POLICY_AGAIN_S:
             return
-        runs = peer.hello.policy
-        if not peer.is_told or self._policy.settings.get("policy", runs) != runs:
-            await self._tell(peer)
+        if peer.is_told:
+            if peer.refusals >= POLICY_REFUSALS_MAX or _goes_by(peer.hello, wanted.settings):
+                return
+            peer.refusals += 1
+            if peer.refusals >= POLICY_REFUSALS_MAX:
+                logger.warning(
+                    "engine %s keeps its policy %s and is not asked again for %s; its log says why",
+                    *(peer.hello.engine_id, peer.hello.policy, wanted.settings),
+                )
+                return
+        await self._tell(peer)
 
     def _account(self, peer: Peer, message: Accounting) -> None:
         for report in message.reports:
@@ -447,6 +461,13 @@ class ControlServer:
             for peer in list(self._peers.values()):
                 if peer.next_seq <= peer.newest_seq:
                     await self._ask_again(peer, now_s)
+
+
+def _goes_by(hello: Hello, settings: dict[str, Any]) -> bool:
+    """Return whether an engine orders by ``settings``; an earlier build tells their name only."""
+    if hello.settings_digest is not None:
+        return hello.settings_digest == digest_settings(settings)
+    return bool(settings.get("policy", hello.policy) == hello.policy)
 
 
 async def _at_once(sent: Awaitable[Any] | None) -> None:

@@ -14,6 +14,7 @@ from autellix.server.channel import (
     ENV_KEY,
     CallReport,
     SessionEnded,
+    digest_settings,
 )
 from autellix.server.clock import SystemClock
 from autellix.server.engine.build import make_request
@@ -99,6 +100,7 @@ async def test_the_gateway_ends_programs_and_changes_the_policy(endpoint: str):
     scheduler = pipeline.scheduler
     try:
         await wait_for(lambda: "e3" in server.peers())
+        assert server.peers()["e3"].hello.settings_digest == ""
         play(pipeline)
         await server.forget_programs([PROGRAM])
         await server.set_policy({"policy": "atlas"})
@@ -107,6 +109,8 @@ async def test_the_gateway_ends_programs_and_changes_the_policy(endpoint: str):
         play(pipeline, by_path=True)
         await wait_for(lambda: server.peers()["e3"].hello.policy == "atlas")
         assert scheduler.config.policy == "atlas"
+        digest = digest_settings({"policy": "atlas"})
+        await wait_for(lambda: server.peers()["e3"].hello.settings_digest == digest)
         program = scheduler.autellix.ledger.get(PROGRAM)
         assert program.path_s == 2 + 5  # of this play only
         pipeline.add(request_of("dddddddd", 1, service_ms=60_000))  # a sum, on its way meanwhile
@@ -114,8 +118,11 @@ async def test_the_gateway_ends_programs_and_changes_the_policy(endpoint: str):
         pipeline.run()
         await server.set_policy({"policy": "worst"})
         await wait_for(lambda: scheduler.channel.inbox)
+        hello = server.peers()["e3"].hello
         play(Pipeline(scheduler, 1, pipeline.clock, pipeline.runner))
         assert scheduler.config.policy == "atlas"
+        await wait_for(lambda: server.peers()["e3"].hello is not hello)
+        assert server.peers()["e3"].hello == hello  # it says what it goes by, not what it refused
     finally:
         scheduler.shutdown()
         await server.close()

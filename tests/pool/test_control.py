@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,13 @@ from autellix.server.channel import (
     PolicyWanted,
     Resend,
     SessionEnded,
+    digest_settings,
     encode,
 )
 from autellix.server.clock import ManualClock, SystemClock
 from autellix.server.engine import control as engine_end
 from autellix.server.engine.control import ChannelSettings, EngineChannel
-from autellix.server.pool.control import RESENDS_MAX, ControlServer
+from autellix.server.pool.control import POLICY_REFUSALS_MAX, RESENDS_MAX, ControlServer
 
 
 def report(seq: int, service_s: float = 1.0) -> CallReport:
@@ -44,7 +46,7 @@ def report(seq: int, service_s: float = 1.0) -> CallReport:
     )
 
 
-def hello(boot_id: str = "b1", engine_id: str = "e0", policy: str = "plas") -> Hello:
+def hello(boot_id: str = "b1", engine_id: str = "e0", policy: str = "plas", **more) -> Hello:
     return Hello(
         version=1,
         engine_id=engine_id,
@@ -58,6 +60,7 @@ def hello(boot_id: str = "b1", engine_id: str = "e0", policy: str = "plas") -> H
         slots=4,
         kv_blocks=64,
         block_tokens=16,
+        **more,
     )
 
 
@@ -199,6 +202,59 @@ async def test_an_answer_to_an_earlier_policy_is_none_to_a_later_one():
     ends.clock.advance(1.0)
     await ends.say(heartbeat(step=1))
     assert [m.settings["policy"] for m in ends.sent] == ["atlas", "fcfs", "fcfs"]
+
+
+async def test_two_settings_of_one_policy_are_told_apart():
+    """The second message is lost, and the answer to the first one comes after it was sent."""
+    ends = Ends()
+    await ends.say(hello(settings_digest=""))
+    first, second = {"policy": "plas", "beta": 8}, {"policy": "plas", "beta": 4}
+    await ends.server.set_policy(first)
+    await ends.server.set_policy(second)
+    await ends.say(hello(settings_digest=digest_settings(first)))
+    ends.clock.advance(1.0)
+    await ends.say(heartbeat(step=1))
+    assert [m.settings["beta"] for m in ends.sent] == [8, 4, 4]
+    await ends.say(hello(settings_digest=digest_settings(second)))
+    for step in range(2, 9):
+        ends.clock.advance(1.0)
+        await ends.say(heartbeat(step=step))
+    assert [m.settings["beta"] for m in ends.sent] == [8, 4, 4]
+
+
+async def refuse(ends: Ends, steps: range, **answer) -> None:
+    """Work on, a step a second, and answer each policy that comes with the same hello."""
+    for step in steps:
+        answered = len(ends.sent)
+        ends.clock.advance(1.0)
+        await ends.say(heartbeat(answer.get("boot_id", "b1"), step=step))
+        if len(ends.sent) > answered:
+            await ends.say(hello(**answer))
+
+
+@pytest.mark.parametrize("digest", [None, ""])
+async def test_an_engine_that_refuses_a_policy_is_left_alone(digest, caplog):
+    """It is asked a few times, which one line in the log says; a new policy or boot begins anew."""
+    ends = Ends()
+    await ends.say(hello(settings_digest=digest))
+    with caplog.at_level(logging.WARNING):
+        await ends.server.set_policy({"policy": "atlas"})
+        await ends.say(hello(settings_digest=digest))
+        await refuse(ends, range(1, 30), settings_digest=digest)
+        assert len(ends.sent) == POLICY_REFUSALS_MAX
+        assert [r.message for r in caplog.records] == [
+            "engine e0 keeps its policy plas and is not asked again for {'policy': 'atlas'}; "
+            "its log says why"
+        ]
+        await ends.server.set_policy({"policy": "fcfs"})
+        await ends.say(hello(settings_digest=digest))
+        await refuse(ends, range(30, 60), settings_digest=digest)
+        assert (len(ends.sent), len(caplog.records)) == (2 * POLICY_REFUSALS_MAX, 2)
+        again = {"boot_id": "b2", "settings_digest": digest}
+        await ends.say(hello(**again))
+        await ends.say(hello(**again))
+        await refuse(ends, range(1, 30), **again)
+        assert (len(ends.sent), len(caplog.records)) == (3 * POLICY_REFUSALS_MAX, 3)
 
 
 async def test_an_engine_without_work_is_told_once():
