@@ -33,7 +33,7 @@ PAPER_LIMITS_S = (0.2, 0.5, 1.0)
 #: Programs per second: a light load, and from what stock vLLM still bears up to where all give in.
 RATES_PER_S = {
     "chat-sharegpt": (0.27, 1.2, 1.5, 1.9),
-    "bfcl-gt": (0.48, 1.6, 1.75, 1.9, 2.2, 2.65),
+    "bfcl-gt": (0.48, 1.6, 1.75, 1.9, 2.2, 2.65, 2.8),
     "lats": (0.066, 0.25, 0.45, 0.65),
     "mixed": (0.15, 0.8, 1.2),
 }
