@@ -4,12 +4,20 @@ Stock vLLM and policies of ours serve the same 24 programs on this machine, in t
 the two agent traces has calls as short as 2,000 tokens, so all their token counts are divided by 4
 (``--shrink``); a program's shape, its calls, forks and prefixes, stays. Programs that generate more
 than 1,000 tokens after that are left out: they would take an hour here. The load is 1.2 times what
-stock vLLM sustains, measured first by giving it all programs at once.
+stock vLLM sustains, measured first: as many programs at once as it has slots, the next when one
+ends. (All of them at once is no measure: their contexts push each other out of the cache, and it
+does half as much.)
 
     python -m benchmarks.scheduler_mix --rounds 3 --policy plas,adaptive
+    python -m benchmarks.scheduler_mix --rounds 20 --policy plas,adaptive --simulated
 
-Asked for: mean program token latency at most 0.6 × stock, throughput at least 0.95 ×. Fidelity of
-the ratio depends on the machine being otherwise idle.
+Asked for: mean program token latency at most 0.6 × stock, throughput at least 0.95 ×, and greedy
+answers identical, or different first where the two best tokens are within 1e-3 (at most 1 %); that
+is asked of the calls whose prompts are the same in both, as a prompt holds the answers before it.
+Fidelity of the ratio depends on the machine being otherwise idle.
+
+``--simulated`` plays the same in virtual time, with the fitted profile of the development machine's
+CPU, in seconds: what to expect, and over how many rounds a ratio is steady.
 """
 
 from __future__ import annotations
@@ -20,10 +28,13 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from autellix.server.lab import cost_model, serve_arms, trace, workload
-from autellix.server.lab.replay import Replay, ReplayedProgram, Target
+from autellix.server.lab.replay import Answered, Replay, ReplayedProgram, Target
+from autellix.server.lab.run_state import ProgramRun
+from autellix.server.lab.simulate import Simulation
 from autellix.server.lab.trace import Call, Prefix, Program
 from autellix.server.lab.workload import Arrival, Waits
 
@@ -31,10 +42,12 @@ TRACES = ("chat-sharegpt", "bfcl-gt", "lats")
 PROGRAMS, TOKENS_MAX, OUTPUT_MAX, SEED = 24, 2000, 1000, 1
 LOAD = 1.2
 LATENCY_MAX, THROUGHPUT_MIN = 0.6, 0.95
+NEAR_TIE, TIES_MAX = 1e-3, 0.01
+SLOTS, BLOCKS, BLOCK_TOKENS, CHUNK_TOKENS = 4, 47, 128, 512  # 6,016 tokens of KV
 VLLM = (
-    "--dtype float32 --enforce-eager --gpu-memory-utilization 0.3 --block-size 128 "
-    "--max-num-seqs 4 --num-gpu-blocks-override 47 --max-num-batched-tokens 512 "
-    "--max-model-len 2048"
+    "--dtype float32 --enforce-eager --gpu-memory-utilization 0.3 "
+    f"--block-size {BLOCK_TOKENS} --num-gpu-blocks-override {BLOCKS} --max-num-seqs {SLOTS} "
+    f"--max-num-batched-tokens {CHUNK_TOKENS} --max-model-len {TOKENS_MAX + 48}"
 )
 
 
@@ -69,71 +82,144 @@ def the_mix(divisor: int, count: int) -> list[Program]:
     return [next(sets[place % len(sets)]) for place in range(count)]
 
 
-def latency_s(done: Sequence[ReplayedProgram]) -> float:
-    """Return the mean of response ÷ generated tokens over the programs."""
-    lost = [text for program in done for text in program.lost_calls]
-    if lost:
-        raise SystemExit(f"{len(lost)} calls were lost, no result: {lost[:3]}")
-    return statistics.mean((p.ended_s - p.arrival_s) / p.program.output_tokens for p in done)
+class Live:
+    """Servers that run all the time; the one that is not asked does nothing."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._targets = {target.name: target for target in targets}
+        self.answers: dict[tuple[str, int], dict[tuple[int, int], Answered]] = {}  # (arm, seed)
+
+    def run(
+        self, arm: str, arrivals: list[Arrival], seed: int, at_once: int | None = None
+    ) -> Sequence[ReplayedProgram]:
+        """Replay on one server; a lost call ends the benchmark."""
+        said = self.answers[arm, seed] = {}
+        replay = Replay(
+            self._targets[arm], cost_model.load("this-cpu-smollm2"), Waits(), timeout_s=1800,
+            seed=seed, answered=lambda one: said.update({(one.number, one.call): one}),
+        )  # fmt: skip
+        done = asyncio.run(replay.run(arrivals, concurrency=at_once))
+        if lost := [text for program in done for text in program.lost_calls]:
+            raise SystemExit(f"{len(lost)} calls were lost, no result: {lost[:3]}")
+        return done
 
 
-def replayed(target: Target, arrivals: list[Arrival], seed: int) -> list[ReplayedProgram]:
-    """Replay on one server."""
-    profile = cost_model.load("this-cpu-smollm2")
-    replay = Replay(target, profile, Waits(), timeout_s=1800, seed=seed)
-    return asyncio.run(replay.run(arrivals))
+class Simulated:
+    """The same engine in virtual time; it says no tokens."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, int], dict[tuple[int, int], Answered]] = {}
+        self._profile = replace(
+            cost_model.load("this-cpu-smollm2"), slots=SLOTS, chunk_tokens=CHUNK_TOKENS,
+            block_tokens=BLOCK_TOKENS, kv_tokens=BLOCKS * BLOCK_TOKENS,
+            context_tokens_max=TOKENS_MAX + 48,
+        )  # fmt: skip
+
+    def run(
+        self, arm: str, arrivals: list[Arrival], _seed: int, at_once: int | None = None
+    ) -> Sequence[ProgramRun]:
+        """Simulate; the seed is in the arrivals already."""
+        simulation = Simulation(self._profile, arm, iter(arrivals), Waits(), concurrency=at_once)
+        return simulation.run().programs
+
+
+Side = Live | Simulated
+Figures = tuple[float, float]  # mean latency in s per token, tokens per second
+
+
+def figures(done: Sequence[ReplayedProgram] | Sequence[ProgramRun]) -> Figures:
+    """Return the mean over programs of response ÷ generated tokens, and the throughput."""
+    ends = [p.ended_s for p in done if p.ended_s is not None]
+    if len(ends) < len(done):
+        raise SystemExit("a program did not end, no result")
+    tokens = [p.program.output_tokens for p in done]
+    took = [end - p.arrival_s for end, p in zip(ends, done, strict=True)]
+    latency_s = statistics.mean(s / n for s, n in zip(took, tokens, strict=True))
+    return latency_s, sum(tokens) / max(ends)
 
 
 def main() -> None:
     """Measure the capacity, run the rounds, print ratios; exit 1 if one is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", type=lambda text: text.split(","), default=["plas"],
+    parser.add_argument("--policy", type=lambda text: text.split(","), default=["adaptive"],
                         help="with commas between; each is held against stock vLLM")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--programs", type=int, default=PROGRAMS)
     parser.add_argument("--shrink", type=int, default=4)
+    parser.add_argument("--simulated", action="store_true", help="in virtual time")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     mix = the_mix(arguments.shrink, arguments.programs)
     tokens = sum(program.output_tokens for program in mix)
     print(f"{len(mix)} programs, {sum(len(p.calls) for p in mix)} calls, {tokens} generated tokens")
-    with serve_arms.started(["fcfs", *arguments.policy], "smollm2", VLLM) as targets:
-        done = replayed(targets[0], [Arrival(0.0, n, p) for n, p in enumerate(mix)], seed=1000)
-        latency_s(done)
-        capacity = len(mix) / max(p.ended_s for p in done)
-        print(f"stock alone, all at once: {capacity:.4f} programs/s", flush=True)
-        rounds = []
-        for seed in range(arguments.rounds):
-            endless = workload.poisson(mix, LOAD * capacity, math.inf, seed)
-            some = list(islice(endless, len(mix)))
-            turn = seed % len(targets)
-            rounds.append(
-                {t.name: one(t, some, seed, tokens) for t in targets[turn:] + targets[:turn]}
-            )
-    held = [verdict(policy, rounds) for policy in arguments.policy]
-    raise SystemExit(0 if all(held) else 1)
+    arms = ["fcfs", *arguments.policy]
+    if arguments.simulated:
+        held = compared(Simulated(), arms, mix, arguments.rounds)
+    else:
+        with serve_arms.started(arms, "smollm2", VLLM) as targets:
+            held = compared(Live(targets), arms, mix, arguments.rounds)
+    raise SystemExit(0 if held else 1)
 
 
-def one(target: Target, some: list[Arrival], seed: int, tokens: int) -> tuple[float, float]:
-    """Replay once; return the mean latency in s per token, and the tokens per second."""
-    done = replayed(target, some, seed)
-    latency, rate = latency_s(done), tokens / max(p.ended_s for p in done)
-    print(f"round {seed} {target.name:8} {latency * 1e3:.0f} ms/token, {rate:.1f} tokens/s",
-          flush=True)  # fmt: skip
-    return latency, rate
+def compared(side: Side, arms: Sequence[str], mix: Sequence[Program], count: int) -> bool:
+    """Measure the capacity, play the rounds, print; return whether all that is asked holds."""
+    alone = [Arrival(0.0, number, program) for number, program in enumerate(mix)]
+    ends = [p.ended_s or 0.0 for p in side.run("fcfs", alone, 1000, SLOTS)]
+    capacity = len(mix) / max(ends)
+    print(f"stock, {SLOTS} programs at once: {capacity:.4f} programs/s", flush=True)
+    rounds: list[dict[str, Figures]] = []
+    for seed in range(count):
+        some = list(islice(workload.poisson(mix, LOAD * capacity, math.inf, seed), len(mix)))
+        turn = seed % len(arms)
+        rounds.append({})
+        for arm in [*arms[turn:], *arms[:turn]]:
+            latency_s, per_s = rounds[-1][arm] = figures(side.run(arm, some, seed))
+            print(f"round {seed} {arm:8} {latency_s * 1e3:.0f} ms/token, {per_s:.1f} tokens/s",
+                  flush=True)  # fmt: skip
+        if isinstance(side, Live):  # in each round too: a run may be cut short
+            for policy in arms[1:]:
+                identical(side, policy, [seed])
+    held = [verdict(policy, rounds) for policy in arms[1:]]
+    if isinstance(side, Live):
+        held += [identical(side, policy, range(count)) for policy in arms[1:]]
+    return all(held)
 
 
-def verdict(policy: str, rounds: Sequence[dict[str, tuple[float, float]]]) -> bool:
+def verdict(policy: str, rounds: Sequence[dict[str, Figures]]) -> bool:
     """Print a policy's ratios to stock vLLM, medians of the rounds; return whether both hold."""
-    latency, throughput = (
-        statistics.median(arms[policy][figure] / arms["fcfs"][figure] for arms in rounds)
-        for figure in (0, 1)
-    )
+    ratios = [
+        sorted(arms[policy][figure] / arms["fcfs"][figure] for arms in rounds) for figure in (0, 1)
+    ]
+    latency, throughput = map(statistics.median, ratios)
     print(
         f"{policy} ÷ stock, median of {len(rounds)}: token latency {latency:.3f} "
-        f"(at most {LATENCY_MAX}), throughput {throughput:.3f} (at least {THROUGHPUT_MIN})"
+        f"(at most {LATENCY_MAX}; {ratios[0][0]:.3f} to {ratios[0][-1]:.3f}), throughput "
+        f"{throughput:.3f} (at least {THROUGHPUT_MIN}; {ratios[1][0]:.3f} to {ratios[1][-1]:.3f})"
     )
     return latency <= LATENCY_MAX and throughput >= THROUGHPUT_MIN
+
+
+def identical(side: Live, policy: str, seeds: Sequence[int]) -> bool:
+    """Print how many answers to the same prompts differ; return whether that may be."""
+    pairs = [
+        (one, side.answers[policy, seed][key])
+        for seed in seeds
+        for key, one in side.answers["fcfs", seed].items()
+    ]
+    same = [(a, b) for a, b in pairs if a.prompt == b.prompt]
+    gaps = [gap for a, b in same if (gap := gap_of_difference(a, b)) is not None]
+    wrong = [gap for gap in gaps if gap >= NEAR_TIE]
+    print(f"{policy}: {len(same)} of {len(pairs)} calls have the same prompt as under stock; "
+          f"{len(gaps)} answers differ first at a gap below {NEAR_TIE}, or wrongly: {len(wrong)}; "
+          f"gaps {', '.join(f'{gap:.1e}' for gap in sorted(gaps)[-5:]) or 'none'}",
+          flush=True)  # fmt: skip
+    return not wrong and len(gaps) <= TIES_MAX * len(same)
+
+
+def gap_of_difference(stock: Answered, ours: Answered) -> float | None:
+    """Return the gap under stock where two answers first differ; nothing if they do not."""
+    both = zip(stock.said, ours.said, stock.gaps, strict=True)
+    return next((gap for a, b, gap in both if a != b), None)
 
 
 if __name__ == "__main__":

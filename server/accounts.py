@@ -136,14 +136,25 @@ class Account:
         self.sum.own_s = charged.sum_s
         self.path.raise_to(charged.path_s, charged.wait_path_s)
 
-    def note_elsewhere(self, charged: Charged) -> None:
+    def recall(self, charged: Charged) -> None:
+        """Add what this gateway had charged before it forgot the program."""
+        self.sum.own_s += charged.sum_s
+        self.path.raise_to(charged.path_s, charged.wait_path_s)
+
+    def note_elsewhere(self, charged: Charged, ended_path_s: float | None = None) -> None:
         """Note what other gateways have charged by now: together, and the longest paths.
 
         It takes the place of what was noted before: a path elsewhere that was counted by wall time
         becomes shorter when its engine tells.
+
+        Args:
+            charged: Calls in flight there included.
+            ended_path_s: The longest path of ended calls, which a call that begins now may come
+                after; by default, all of ``charged.path_s``.
         """
         self.sum.elsewhere_s = charged.sum_s
-        self.path.note_elsewhere(charged.path_s, charged.wait_path_s)
+        ended_s = charged.path_s if ended_path_s is None else ended_path_s
+        self.path.note_elsewhere(charged.path_s, charged.wait_path_s, ended_s)
 
 
 class SumAccount:
@@ -177,14 +188,15 @@ class PathAccount:
     """
 
     __slots__ = (
-        "_elsewhere_s", "_elsewhere_wait_s", "_ends", "_now", "_settled_s", "_settled_wait_s",
-        "_unsettled",
+        "_elsewhere_ended_s", "_elsewhere_s", "_elsewhere_wait_s", "_ends", "_now", "_settled_s",
+        "_settled_wait_s", "_unsettled",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._settled_s = 0.0
         self._settled_wait_s = 0.0
         self._elsewhere_s = 0.0
+        self._elsewhere_ended_s = 0.0  # without what is in flight there
         self._elsewhere_wait_s = 0.0
         self._ends = 0  # how many calls have ended
         self._now: Start | None = None  # of a call that begins now; made by the first one
@@ -225,7 +237,7 @@ class PathAccount:
         if self._now is None:
             self._now = Start(
                 self._ends,
-                max(self._settled_s, self._elsewhere_s),
+                max(self._settled_s, self._elsewhere_ended_s),
                 max(self._settled_wait_s, self._elsewhere_wait_s),
             )
             for waited in self._unsettled.values():
@@ -250,10 +262,11 @@ class PathAccount:
             self._settle(next(iter(self._unsettled.values())))
             self._settle_ready()
 
-    def note_elsewhere(self, service_s: float, wait_s: float) -> None:
-        """Note the longest paths elsewhere; a call that begins later may come after them."""
-        if (service_s, wait_s) != (self._elsewhere_s, self._elsewhere_wait_s):
-            self._elsewhere_s, self._elsewhere_wait_s = service_s, wait_s
+    def note_elsewhere(self, service_s: float, wait_s: float, ended_s: float) -> None:
+        """Note the longest paths elsewhere; a call that begins later may come after what ended."""
+        self._elsewhere_s = service_s
+        if (ended_s, wait_s) != (self._elsewhere_ended_s, self._elsewhere_wait_s):
+            self._elsewhere_ended_s, self._elsewhere_wait_s = ended_s, wait_s
             self._now = None
 
     def raise_to(self, service_s: float, wait_s: float) -> None:

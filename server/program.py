@@ -69,6 +69,13 @@ def program_id_of(scope: str, session: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16, person=b"autellix-program").hexdigest()
 
 
+class Elsewhere(NamedTuple):
+    """What other gateways have seen of a program; it is part of the program's own figures."""
+
+    wait_s: float = 0.0
+    calls: int = 0
+
+
 class Tokens(NamedTuple):
     """What a call took."""
 
@@ -135,6 +142,7 @@ class Program:
     calls_late: int = 0  # begun after the end of the program
     calls_reported: int = 0
     wait_s: float = 0.0  # of all its calls
+    elsewhere: Elsewhere | None = None  # None: nobody has asked yet
     level: int | None = None
     preemptions: int = 0
     swaps: int = 0

@@ -26,7 +26,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 import redis.asyncio
@@ -38,7 +38,7 @@ from autellix.errors import ConfigError
 
 from ..accounts import Charged
 from ..process_table import TOMBSTONE_S
-from ..program import Program
+from ..program import Elsewhere, Program
 from ..types import EngineAddress
 from .record import more_of, remembered, take_more, take_wishes, wishes_of
 from .responses import ResponseHome
@@ -68,13 +68,6 @@ _Thing = TypeVar("_Thing")
 _AWAY: Final = (RedisError, OSError, TimeoutError)
 
 
-class Elsewhere(NamedTuple):
-    """What other gateways have seen of a program; it is part of the program's figures here."""
-
-    wait_s: float = 0.0
-    calls: int = 0
-
-
 class SharedState:
     """One gateway's end of the shared table; see the module's theory of operation."""
 
@@ -93,7 +86,6 @@ class SharedState:
         self._seen = 0  # all changes up to here have been read
         self._mine: set[int] = set()  # counts of own writes, not read yet
         self._covered: dict[str, None] = {}  # unread changes whose place an own write has taken
-        self._elsewhere: dict[str, Elsewhere] = {}
         self._ended: dict[str, bool] = {}  # whether a program has ended, as Redis knows
         self._failing = False
         try:
@@ -165,7 +157,8 @@ class SharedState:
         changed: Sequence[tuple[Program, Charged]],
         homes: Sequence[tuple[str, ResponseHome]],
     ) -> None:
-        for some in _chunks(changed):
+        for told in _chunks(changed):
+            some = await self._recalled(told)
             async with self._redis.pipeline(transaction=False) as pipe:
                 for program, charged in some:
                     key = _program_key(program.program_id)
@@ -184,6 +177,46 @@ class SharedState:
                 await pipe.execute()
             await self._tell([f"r{response_id}" for response_id, _ in some_homes])
 
+    async def _recalled(
+        self, changed: Sequence[tuple[Program, Charged]]
+    ) -> list[tuple[Program, Charged]]:
+        """Add to programs that are new here what Redis knows of them, before it is written over.
+
+        Such a one was here before, and the table had no room to remember it, or it began at
+        another gateway and has come here before that was read.
+        """
+        new = [program for program, _ in changed if program.elsewhere is None]
+        if not new:
+            return list(changed)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for program in new:
+                pipe.hgetall(_program_key(program.program_id))
+            answers = dict(zip(new, await pipe.execute(), strict=True))
+        recalled = []
+        for program, charged in changed:
+            fields = answers.get(program, {})
+            try:
+                own = self._recall(program, fields) if fields else Charged()
+            except ValueError:
+                self._gateway.count("shared state malformed")
+                own = Charged()
+            sum_s = charged.sum_s + own.sum_s
+            path_s = max(charged.path_s, own.path_s)
+            wait_path_s = max(charged.wait_path_s, own.wait_path_s)
+            recalled.append((program, Charged(sum_s, path_s, wait_path_s)))
+            program.elsewhere = program.elsewhere or Elsewhere()
+        return recalled
+
+    def _recall(self, program: Program, fields: Mapping[str, str]) -> Charged:
+        """Charge a program with what this gateway once had, and return that."""
+        own, wait_s, calls = self._own(fields)
+        program.account.recall(own)
+        program.wait_s += wait_s
+        program.calls_begun += calls
+        program.calls_ended += calls
+        self._charge(program, fields)
+        return own
+
     async def _tell(self, ids: Sequence[str]) -> None:
         """Let others know of a write."""
         told = await self._note(keys=[_CLOCK, _INDEX], args=ids)
@@ -198,11 +231,12 @@ class SharedState:
         lease_s = program.lease_until_s
         if program.in_flight:
             lease_s = clock.now_s() + (program.ttl_s or self._table.lease_s)
-        elsewhere = self._elsewhere.get(program.program_id, Elsewhere())
+        elsewhere = program.elsewhere or Elsewhere()
         fields: dict[str, Any] = {
             "scope": program.scope, "session": program.session, "name": program.name,
             "arrival": unix_s + program.arrival_s,
             f"s:{name}": charged.sum_s, f"p:{name}": charged.path_s,
+            f"e:{name}": program.account.path.own().service_s,
             f"w:{name}": program.wait_s - elsewhere.wait_s, f"q:{name}": charged.wait_path_s,
             f"c:{name}": program.calls_begun - elsewhere.calls, "more": more_of(program),
             "conversation": program.conversation or "", "parent": program.parent_session or "",
@@ -291,8 +325,10 @@ class SharedState:
             take_more(program, fields["more"])
             if not table.restore(program, Charged(), now_s):
                 return
-            self._elsewhere.pop(program_id, None)
-        self._charge(program, fields)
+        if program.elsewhere is None:
+            self._recall(program, fields)
+        else:
+            self._charge(program, fields)
         program.name = fields["name"] if program.name == program.session else program.name
         program.conversation = program.conversation or fields["conversation"] or None
         program.parent_session = program.parent_session or fields["parent"] or None
@@ -313,15 +349,25 @@ class SharedState:
     def _charge(self, program: Program, fields: Mapping[str, str]) -> None:
         """Set what other gateways have charged a program."""
         sum_s, wait_s = (sum(self._others(fields, kind)) for kind in ("s:", "w:"))
-        path_s = max(self._others(self._with_paths(fields), "p:"), default=0.0)
+        paths = self._with_paths(fields)
+        path_s = max(self._others(paths, "p:"), default=0.0)
+        ended = {f"e:{key[2:]}": value for key, value in paths.items() if key.startswith("p:")}
+        ended_path_s = max(self._others({**ended, **fields}, "e:"), default=0.0)
         wait_path_s = max(self._others(fields, "q:"), default=0.0)
         calls = int(sum(self._others(fields, "c:")))
-        program.account.note_elsewhere(Charged(sum_s, path_s, wait_path_s))
-        before = self._elsewhere.get(program.program_id, Elsewhere())
+        program.account.note_elsewhere(Charged(sum_s, path_s, wait_path_s), ended_path_s)
+        before = program.elsewhere or Elsewhere()
         program.wait_s += wait_s - before.wait_s
         program.calls_begun += calls - before.calls
         program.calls_ended += calls - before.calls
-        self._elsewhere[program.program_id] = Elsewhere(wait_s, calls)
+        program.elsewhere = Elsewhere(wait_s, calls)
+
+    def _own(self, fields: Mapping[str, str]) -> tuple[Charged, float, int]:
+        """Return what this gateway has charged a program, its wait and its calls."""
+        sum_s, path_s, wait_path_s, wait_s, calls = (
+            float(fields.get(kind + self._name, 0.0)) for kind in ("s:", "p:", "q:", "w:", "c:")
+        )
+        return Charged(sum_s, path_s, wait_path_s), wait_s, int(calls)
 
     def _with_paths(self, fields: Mapping[str, str]) -> Mapping[str, str]:
         """Return the fields with a path of each gateway that charges by paths.
@@ -347,10 +393,8 @@ class SharedState:
 
     def _forget(self) -> None:
         """Forget what the table has forgotten."""
-        known: dict[str, Any]
-        for known in (self._elsewhere, self._ended):
-            for program_id in [i for i in known if self._table.get(i) is None]:
-                del known[program_id]
+        for program_id in [i for i in self._ended if self._table.get(i) is None]:
+            del self._ended[program_id]
 
 
 def _program_key(program_id: str) -> str:

@@ -72,6 +72,25 @@ class ReplayedProgram:
     first_token_s: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What one call was asked and what it generated, to hold two servers' answers together.
+
+    Attributes:
+        number: Of the program.
+        call: Its id in the program.
+        prompt: Token ids.
+        said: Token ids.
+        gaps: Between the log-probabilities of the two likeliest tokens, at each of ``said``.
+    """
+
+    number: int
+    call: int
+    prompt: list[int]
+    said: list[int]
+    gaps: list[float]
+
+
 class Answers:
     """What a server really generated in one program, by the segment that it stands in.
 
@@ -114,6 +133,8 @@ class Replay:
         timeout_s: Of one call; a call that takes longer is lost, and the run fails.
         progress: Called after each call.
         seed: Keeps the prompts of one round apart from those of another.
+        answered: Called with each answer; the server is asked for log-probabilities then. For
+            servers that are ``exact``.
     """
 
     def __init__(
@@ -125,6 +146,7 @@ class Replay:
         timeout_s: float = 600.0,
         progress: Callable[[], None] = lambda: None,
         seed: int = 0,
+        answered: Callable[[Answered], None] | None = None,
     ) -> None:
         from openai import AsyncOpenAI
 
@@ -133,20 +155,29 @@ class Replay:
         self._waits = waits
         self._progress = progress
         self._seed = seed
+        self._answered = answered
         self._segments = Segments(profile.block_tokens)
         self._scale = Scale()
         self._client = AsyncOpenAI(
             base_url=target.url, api_key=target.api_key, timeout=timeout_s, max_retries=0
         )
 
-    async def run(self, arrivals: Sequence[Arrival]) -> list[ReplayedProgram]:
-        """Replay and return every program, over or not, in the order of arrival."""
+    async def run(
+        self, arrivals: Sequence[Arrival], *, concurrency: int | None = None
+    ) -> list[ReplayedProgram]:
+        """Replay and return every program, over or not, in the order of arrival.
+
+        Args:
+            arrivals: The programs and when they come.
+            concurrency: Programs at once at most; one more begins when one has ended.
+        """
+        places = asyncio.Semaphore(len(arrivals) if concurrency is None else concurrency)
         try:
             if not self._target.exact:
                 self._scale = await self._measured_scale()
             start_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._program(a, start_s)) for a in arrivals]
+                tasks = [group.create_task(self._program(a, start_s, places)) for a in arrivals]
         finally:
             await self._client.close()
         return [task.result() for task in tasks]
@@ -174,13 +205,19 @@ class Replay:
                 counts.append((words, answer.usage.prompt_tokens))
         return scale_of(*counts)
 
-    async def _program(self, arrival: Arrival, start_s: float) -> ReplayedProgram:
+    async def _program(
+        self, arrival: Arrival, start_s: float, places: asyncio.Semaphore
+    ) -> ReplayedProgram:
+        await asyncio.sleep(max(0.0, start_s + arrival.at_s - time.monotonic()))
+        async with places:
+            return await self._begun(arrival, start_s)
+
+    async def _begun(self, arrival: Arrival, start_s: float) -> ReplayedProgram:
         import autellix
 
         program = arrival.program
         tool_s = [self._waits.before(arrival.number, call) for call in program.calls]
         facts = ProgramFacts(program, self._profile, tool_s)
-        await asyncio.sleep(max(0.0, start_s + arrival.at_s - time.monotonic()))
         begun_s = time.monotonic() - start_s
         done = ReplayedProgram(program, arrival.number, begun_s, facts.alone_s)
         done.tool_s = sum(tool_s)
@@ -233,10 +270,12 @@ class Replay:
         first_s: float | None = None
         generated = 0
         said: list[int] = []
+        gaps: list[float] = []
         async for chunk in await self._stream(call, ids):
             if chunk.choices:
                 first_s = first_s or time.monotonic()
                 said += (chunk.choices[0].model_extra or {}).get("token_ids") or ()
+                gaps += gaps_of(chunk.choices[0].logprobs)
             if chunk.usage is not None:
                 generated = chunk.usage.completion_tokens
                 details = chunk.usage.prompt_tokens_details
@@ -248,6 +287,9 @@ class Replay:
                 f"program {done.number} call {call.id}: {generated} tokens, not "
                 f"{call.output_tokens}"
             )
+        if self._answered is not None:
+            self._answered(Answered(number=done.number, call=call.id, prompt=ids, said=said,
+                                    gaps=gaps))  # fmt: skip
         over_s = time.monotonic()
         first_s = over_s if first_s is None else first_s
         done.first_token_s.append(first_s - sent_s)
@@ -265,9 +307,18 @@ class Replay:
             "stream_options": {"include_usage": True},
         }
         if target.exact:
-            return await self._client.completions.create(
-                prompt=ids, extra_body={"ignore_eos": True, "return_token_ids": True}, **options
-            )
+            extra = {"ignore_eos": True, "return_token_ids": True}
+            if self._answered is not None:
+                # by id: two tokens of half a letter each have the same text
+                extra["return_tokens_as_token_ids"] = True
+                options["logprobs"] = 2
+            return await self._client.completions.create(prompt=ids, extra_body=extra, **options)
         return await self._client.chat.completions.create(
             messages=[{"role": "user", "content": text(ids, self._scale)}], **options
         )
+
+
+def gaps_of(logprobs: Any) -> list[float]:
+    """Return how far the likeliest token is before the next one, at each token of a chunk."""
+    best = [sorted(top.values()) for top in (logprobs.top_logprobs if logprobs else None) or ()]
+    return [two[-1] - two[-2] if len(two) > 1 else float("inf") for two in best]

@@ -264,6 +264,76 @@ async def test_calls_in_flight_on_two_gateways_do_not_raise_each_other(redis: Re
             await end.close()
 
 
+async def test_a_call_does_not_come_after_one_that_runs_at_another_gateway(
+    redis: RedisServer, engines
+):
+    """What has ended there is before it, what runs there is beside it."""
+    async with (
+        running(engines=engines, accounting="atlas") as first,
+        running(engines=engines, accounting="atlas") as second,
+    ):
+        ends = [SharedState(redis.url, rig.gateway) for rig in (first, second)]
+        engine, other = engines
+        other.state = other.state.__class__.DRAINING
+        await first.chat(RUN)
+        ended_s = service_s(first)
+        engine.stall_at = 0
+        long = asyncio.create_task(first.chat(RUN))
+        await until(lambda: len(engine.seen) == 2)
+        await asyncio.sleep(0.3)  # that long it runs already
+        for end in ends:
+            await end.flush()
+        assert service_s(second) > 0.29
+        engine.stall_at, begun_s = None, time.monotonic()
+        await second.chat(RUN)
+        taken_s = time.monotonic() - begun_s
+        program = program_of(second)
+        assert program is not None
+        assert program.account.path.own().service_s <= ended_s + taken_s
+        engine.go.set()
+        await long
+        for end in ends:
+            await end.close()
+
+
+async def test_a_gateway_that_has_forgotten_a_program_learns_its_own_share_again(
+    redis: RedisServer, engines
+):
+    """Also if it begins it anew before anybody tells."""
+    async with running(engines=engines) as first, running(engines=engines) as second:
+        here, there = ends = [SharedState(redis.url, rig.gateway) for rig in (first, second)]
+        for rig in (first, second):
+            await rig.chat(RUN)
+        for end in (*ends, *ends):
+            await end.flush()
+        known = program_of(first)
+        assert known is not None
+        figures = (known.account.sum.own_s, known.account.service_s, known.calls_begun)
+        assert figures[2] == 2
+        first.table._drop(known)  # as if the table was full
+        await second.chat(RUN)
+        for end in (there, here):
+            await end.flush()
+        again = program_of(first)
+        assert again is not None
+        assert again is not known
+        assert again.account.sum.own_s == figures[0]
+        assert again.account.service_s > figures[1]
+        assert (again.calls_begun, again.calls_ended) == (3, 3)
+        first.table._drop(again)
+        await first.chat(RUN)
+        for end in ends:
+            await end.flush()
+        for rig in (first, second):
+            program = program_of(rig)
+            assert program is not None
+            assert (program.calls_begun, program.calls_ended) == (4, 4)
+            assert program.account.service_s > figures[1]
+        assert service_s(first) == pytest.approx(service_s(second))
+        for end in ends:
+            await end.close()
+
+
 @pytest.mark.parametrize(("accounting", "path_s"), [("atlas", 7.0), ("plas", 2.0)])
 async def test_a_gateway_of_the_version_before_is_understood(
     redis: RedisServer, engines, accounting, path_s

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from autellix.server.lab import bench_command, cost_model, trace, workload
-from autellix.server.lab.replay import Replay, Target
+from autellix.server.lab.replay import Answered, Replay, Target
 from autellix.server.lab.workload import Waits
 
 
@@ -44,6 +44,15 @@ class FakeServer:
         usage["total_tokens"] = sum(usage.values())
         base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
         first = {**base, "choices": [{"index": 0, "text": "x", "finish_reason": None}]}
+        if body.get("logprobs"):
+            # the tokens by id: two of them may have the same text
+            assert body["return_tokens_as_token_ids"] is True
+            best = [{"token_id:9": -2.0, "token_id:7": -0.5, "token_id:8": -0.75}]
+            count = body["max_tokens"]
+            first["choices"][0]["logprobs"] = {
+                "text_offset": [0] * count, "token_logprobs": [-0.5] * count,
+                "tokens": ["token_id:7"] * count, "top_logprobs": best * count,
+            }  # fmt: skip
         if self.says_ids:
             said = [7 + len(self.said)] * body["max_tokens"]
             self.said.append(said)
@@ -86,7 +95,14 @@ class WordServer:
         return response
 
 
-async def replay(fake: FakeServer | WordServer, name: str, programs: int):
+async def replay(
+    fake: FakeServer | WordServer,
+    name: str,
+    programs: int,
+    *,
+    concurrency: int | None = None,
+    answered: Callable[[Answered], None] | None = None,
+):
     """Replay the first programs of a set against the fake server."""
     application = web.Application(client_max_size=64 << 20)
     is_exact = isinstance(fake, FakeServer)
@@ -97,7 +113,8 @@ async def replay(fake: FakeServer | WordServer, name: str, programs: int):
     async with TestServer(application) as server:
         target = Target(name="fake", url=str(server.make_url("/v1")), model="m", exact=is_exact)
         profile = cost_model.load("a100-80g-llama-3.1-8b")
-        return await Replay(target, profile, Waits(scale=0.0)).run(arrivals), arrivals
+        replay = Replay(target, profile, Waits(scale=0.0), answered=answered)
+        return await replay.run(arrivals, concurrency=concurrency), arrivals
 
 
 async def test_every_call_is_sent_once_with_its_length():
@@ -122,6 +139,25 @@ async def test_a_serial_program_shares_its_prefixes():
         shared = min(call.prefix_tokens, len(so_far))
         assert fake.prompts[place][:shared] == so_far[:shared]
         assert shared > len(fake.prompts[place - 1]), "the trace's prefix goes on into the answer"
+
+
+async def test_answers_are_kept_with_their_prompts_and_how_sure_the_model_was():
+    """Whoever asks gets each call's ids, and the gap between the two likeliest tokens."""
+    fake, answers = FakeServer(), []
+    ((done,), _) = await replay(fake, "chat-sharegpt", 1, answered=answers.append)
+    assert [a.prompt for a in answers] == fake.prompts
+    assert [a.said for a in answers] == fake.said
+    assert [(a.number, a.call) for a in answers] == [(0, c.id) for c in done.program.calls]
+    assert all(a.gaps == [0.25] * len(a.said) for a in answers)
+
+
+async def test_in_a_closed_loop_the_next_begins_when_one_has_ended():
+    """So many programs at once, each counted from its own beginning."""
+    fake = FakeServer()
+    done, _ = await replay(fake, "chat-sharegpt", 6, concurrency=2)
+    begun = sorted(p.arrival_s for p in done)
+    ended = sorted(p.ended_s for p in done)
+    assert all(begun[k + 2] >= ended[k] for k in range(4))
 
 
 async def test_a_server_that_gives_no_ids_back_gets_the_traces():

@@ -161,6 +161,18 @@ def test_a_path_goes_on_from_one_gateway_to_another():
     assert account.path.longest() == (9.0, 9.0)
 
 
+def test_a_call_comes_after_what_has_ended_elsewhere_and_not_after_what_runs_there():
+    """A long call in flight at another gateway counts as service, and nobody waits for it."""
+    account = Account("atlas")
+    account.note_elsewhere(Charged(12.0, 12.0, 0.0), ended_path_s=2.0)
+    assert account.service_s == 12.0
+    cost = Cost()
+    account.begin(cost)
+    cost.ended, cost.reports, cost.model_s = True, ("r",), 3.0
+    account.change(cost, 0.0)
+    assert account.charged() == (3.0, 5.0, 0.0)
+
+
 def test_what_a_call_in_flight_has_taken_counts_from_where_it_starts():
     """A short call beside a long path makes it no longer; one after an unsettled end does."""
     book = Book()
