@@ -149,6 +149,10 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="in virtual time")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # A first step here may take longer than what else counts as frozen.
+    os.environ.setdefault("AUTELLIX_SERVER_POOL_FROZEN_FLOOR_S", "120")
+    os.environ.setdefault("AUTELLIX_SERVER_POOL_FROZEN_CAP_S", "240")
+    os.environ.setdefault("AUTELLIX_SERVER_POOL_FROZEN_KILL_S", "300")
     mix = the_mix(arguments.shrink, arguments.programs)
     tokens = sum(program.output_tokens for program in mix)
     print(f"{len(mix)} programs, {sum(len(p.calls) for p in mix)} calls, {tokens} generated tokens")

@@ -4,8 +4,9 @@ Both are kept all the time, so that a change of policy finds the figure that it 
 kept along its own longest path; its sum is the program's.
 
 A call costs what its engine measured, and as long as no engine has told, the wall time that the
-gateway saw; the measurement replaces the wall time whenever it comes. For a sum that is easy. For a
-path it is not: the cost of a call is part of the start of the calls after it, which may have begun
+gateway saw; the measurement replaces the wall time whenever it comes. Of a call of several engine
+requests (n = 3) a sum takes all of them, a path the longest. For a sum that is easy. For a path it
+is not: the cost of a call is part of the start of the calls after it, which may have begun
 before the measurement came. So a path is kept open, call by call, until its costs are settled.
 
 What other gateways have charged is kept apart: it is assigned, as often as they say it, and is no
@@ -45,15 +46,16 @@ class Cost:
     """What one call costs so far, and, for a path, where it starts and ends."""
 
     __slots__ = (
-        "attempts", "end_number", "ended", "model_s", "reports", "start", "wait_s", "waiting",
-        "wall_s",
+        "attempts", "end_number", "ended", "longest_s", "model_s", "reports", "start", "wait_s",
+        "waiting", "wall_s",
     )  # fmt: skip
 
     start: Start  # from `PathAccount.begin` on
 
     def __init__(self) -> None:
         self.wall_s = 0.0  # counted from the end of the call on
-        self.model_s = 0.0
+        self.model_s = 0.0  # of its engine requests together
+        self.longest_s = 0.0  # of one of them: they run side by side
         self.reports: tuple[str, ...] = ()  # the engine requests of this call that have reported
         self.wait_s = 0.0  # the longest of its engine requests, which wait side by side
         self.ended = False
@@ -65,6 +67,22 @@ class Cost:
     def cost_s(self) -> float:
         """The measured time if there is one, else the wall time; 0 while nobody knows."""
         return self.model_s if self.reports else self.wall_s
+
+    @property
+    def path_s(self) -> float:
+        """How much longer it makes a path: its longest engine request, or the wall time."""
+        return self.longest_s if self.reports else self.wall_s
+
+    def tell(self, mark: str, service_s: float, wait_s: float) -> None:
+        """Add what one of its engine requests took, named by ``mark``."""
+        self.reports += (mark,)
+        self.model_s += service_s
+        self.longest_s = max(self.longest_s, service_s)
+        self.wait_s = max(self.wait_s, wait_s)
+
+    def forget_reports(self) -> None:
+        """Take back what was told of the service."""
+        self.reports, self.model_s, self.longest_s = (), 0.0, 0.0
 
     @property
     def charged_s(self) -> float:
@@ -218,7 +236,7 @@ class PathAccount:
         longest_s, longest_wait_s = 0.0, 0.0
         for number, cost in self._unsettled.items():
             start_s, wait_start_s = _start(cost.start, numbers, reached)
-            longest_s = max(longest_s, start_s + cost.cost_s)
+            longest_s = max(longest_s, start_s + cost.path_s)
             longest_wait_s = max(longest_wait_s, wait_start_s + cost.wait_s)
             numbers.append(number)
             reached.append(Attained(longest_s, longest_wait_s))
@@ -254,7 +272,7 @@ class PathAccount:
             self._ends += 1
             self._now = None
         elif cost.end_number not in self._unsettled:  # settled already
-            self.raise_to(cost.start.service_s + cost.cost_s, cost.start.wait_s + cost.wait_s)
+            self.raise_to(cost.start.service_s + cost.path_s, cost.start.wait_s + cost.wait_s)
             return
         if cost.reports and self._is_first(cost.start):
             self._settle_ready()
@@ -293,7 +311,7 @@ class PathAccount:
         assert self._is_first(cost.start), "a call ends after those that it waits on"
         assert cost.end_number is not None
         del self._unsettled[cost.end_number]
-        end_s, wait_end_s = cost.start.service_s + cost.cost_s, cost.start.wait_s + cost.wait_s
+        end_s, wait_end_s = cost.start.service_s + cost.path_s, cost.start.wait_s + cost.wait_s
         self.raise_to(end_s, wait_end_s)
         for later in cost.waiting:
             later.service_s = max(later.service_s, end_s)

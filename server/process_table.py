@@ -243,9 +243,9 @@ class ProcessTable:
     ) -> bool:
         """Charge what an engine measured, once; return whether the report changed anything.
 
-        A call of several engine requests (n = 2, several prompts) is charged each of them. A report
-        of a call that is not known any more changes nothing and is counted: whether it was charged
-        before cannot be told.
+        A call of several engine requests (n = 2, several prompts) is charged each of them in a sum,
+        and the longest of them on a path. A report of a call that is not known any more changes
+        nothing and is counted: whether it was charged before cannot be told.
         """
         self.counts["reports"] += 1
         self.last_report_s = now_s
@@ -264,9 +264,7 @@ class ProcessTable:
         before_s = cost.charged_s
         if not cost.reports and not call.superseded:
             program.calls_reported += 1
-        cost.reports += (mark,)
-        cost.model_s += max(0.0, report.service_s)
-        cost.wait_s = max(cost.wait_s, report.wait_s)
+        cost.tell(mark, max(0.0, report.service_s), report.wait_s)
         program.account.change(cost, before_s)
         program.wait_s += max(0.0, report.wait_s)
         program.level = report.level

@@ -277,7 +277,7 @@ class Program:
         """Take back what an engine reported of a call that another one begins anew."""
         if call.cost.reports:
             before_s = call.cost.charged_s
-            call.cost.reports, call.cost.model_s = (), 0.0
+            call.cost.forget_reports()
             self.calls_reported -= not call.superseded
             self.account.change(call.cost, before_s)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -35,10 +36,24 @@ def run_cells(cells: Sequence[Cell], results: ResultCache, jobs: int = 1) -> Ite
     if jobs == 1:
         yield from map(partial(_run, results), cells)
         return
+    with _processes(jobs) as pool:
+        yield from pool.map(partial(_run, results), cells)
+
+
+@contextmanager
+def cell_runner(results: ResultCache, jobs: int) -> Iterator[Callable[[Cell], Ran]]:
+    """Yield what runs one cell, for as many threads at once as there are jobs."""
+    if jobs == 1:
+        yield partial(_run, results)
+        return
+    with _processes(jobs) as pool:
+        yield lambda cell: pool.submit(_run, results, cell).result()
+
+
+def _processes(jobs: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")  # vLLM keeps threads, which no fork copies
     # Without the initializer the processes go on with their cell when the command is killed.
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
-        yield from pool.map(partial(_run, results), cells)
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
 
 
 def _begin() -> None:

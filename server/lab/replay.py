@@ -124,7 +124,7 @@ class Answers:
 
 
 class Replay:
-    """Replays arrivals against one target.
+    """Replays arrivals against one target: the same arrivals say the same in whatever order.
 
     Args:
         target: The server.
@@ -172,12 +172,18 @@ class Replay:
             concurrency: Programs at once at most; one more begins when one has ended.
         """
         places = asyncio.Semaphore(len(arrivals) if concurrency is None else concurrency)
+        contents = [ProgramContent(arrival.program, self._segments) for arrival in arrivals]
+        for content in contents:
+            content.lay_down()
         try:
             if not self._target.exact:
                 self._scale = await self._measured_scale()
             start_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._program(a, start_s, places)) for a in arrivals]
+                tasks = [
+                    group.create_task(self._program(arrival, content, start_s, places))
+                    for arrival, content in zip(arrivals, contents, strict=True)
+                ]
         finally:
             await self._client.close()
         return [task.result() for task in tasks]
@@ -206,13 +212,15 @@ class Replay:
         return scale_of(*counts)
 
     async def _program(
-        self, arrival: Arrival, start_s: float, places: asyncio.Semaphore
+        self, arrival: Arrival, content: ProgramContent, start_s: float, places: asyncio.Semaphore
     ) -> ReplayedProgram:
         await asyncio.sleep(max(0.0, start_s + arrival.at_s - time.monotonic()))
         async with places:
-            return await self._begun(arrival, start_s)
+            return await self._begun(arrival, content, start_s)
 
-    async def _begun(self, arrival: Arrival, start_s: float) -> ReplayedProgram:
+    async def _begun(
+        self, arrival: Arrival, content: ProgramContent, start_s: float
+    ) -> ReplayedProgram:
         import autellix
 
         program = arrival.program
@@ -221,7 +229,6 @@ class Replay:
         begun_s = time.monotonic() - start_s
         done = ReplayedProgram(program, arrival.number, begun_s, facts.alone_s)
         done.tool_s = sum(tool_s)
-        content = ProgramContent(program, self._segments)
         answers = Answers(self._id)
         finished = {call.id: asyncio.Event() for call in program.calls}
         with autellix.session(f"replay-{self._seed}-{arrival.number}", nested="new"):

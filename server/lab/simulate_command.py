@@ -7,8 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +18,7 @@ from typing import Any, get_args
 from . import capacity, cost_model, gate
 from .arms import CLAIRVOYANT
 from .capacity import REFERENCE
-from .cells import run_cells
+from .cells import Ran, cell_runner, run_cells
 from .measure import MEASURED, Cell, Mode, Rule
 from .result_cache import ResultCache
 from .virtual_fleet import Faults
@@ -87,12 +89,12 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print the highest rate that the clairvoyant reference sustains."""
     low, high = arguments.capacity[0], arguments.capacity[-1]
     members = capacity.with_members(arguments.policy or [REFERENCE])
-    run = _Runner(results)
 
-    def find(cell: Cell) -> float:
+    def find(cell: Cell, run: capacity.Run) -> float:
         return capacity.reference_capacity(cell, run, low, high, members=members)
 
-    found = _search(_cells(arguments, members[:1], [low]), find)
+    cells = list(_cells(arguments, members[:1], [low]))
+    found, kept = _search(cells, find, results, arguments.jobs)
     profile = cost_model.load(arguments.profile).name
     status = 0
     for (_, balancer), rates in found.items():
@@ -104,19 +106,19 @@ def _capacity(arguments: argparse.Namespace, results: ResultCache) -> int:
         else:
             sys.stdout.write(f"{name}: {text}\n")
     if arguments.json:
-        _write(run.results, arguments.json)
+        _write(kept, arguments.json)
     return status
 
 
 def _slo(arguments: argparse.Namespace, results: ResultCache) -> int:
     """Print each policy's highest rate within a limit of mean token latency."""
     low, high = arguments.rate[0], arguments.rate[-1]
-    run = _Runner(results)
 
-    def find(cell: Cell) -> float:
+    def find(cell: Cell, run: capacity.Run) -> float:
         return capacity.rate_at_limit(cell, run, arguments.slo, low, high)
 
-    found = _search(_cells(arguments, arguments.policy or ["fcfs"], [low]), find)
+    cells = list(_cells(arguments, arguments.policy or ["fcfs"], [low]))
+    found, kept = _search(cells, find, results, arguments.jobs)
     status = 0
     base = None
     for (arm, balancer), rates in found.items():
@@ -128,23 +130,39 @@ def _slo(arguments: argparse.Namespace, results: ResultCache) -> int:
             f"{arguments.trace}, mean token latency <= {arguments.slo:g} s, {name}: {text}\n"
         )
     if arguments.json:
-        _write(run.results, arguments.json)
+        _write(kept, arguments.json)
     return status
 
 
 def _search(
-    cells: Iterable[Cell], find: Callable[[Cell], float]
-) -> dict[tuple[str, str], list[float | capacity.NotCrossedError]]:
-    """Return what is found of each (arm, balancer): by seed a rate, or why there is none."""
-    found: dict[tuple[str, str], list[float | capacity.NotCrossedError]] = {}
+    cells: Sequence[Cell],
+    find: Callable[[Cell, capacity.Run], float],
+    cache: ResultCache,
+    jobs: int,
+) -> tuple[dict[tuple[str, str], list[float | capacity.NotCrossedError]], list[dict[str, Any]]]:
+    """Search from each of these cells, several at once, and print the cells that were run.
+
+    Returns:
+        What is found of each (arm, balancer), by seed a rate, or why there is none; and the
+        figures of all cells that were run, search by search.
+    """
     sys.stdout.write(_HEAD)
-    for cell in cells:
-        rates = found.setdefault((cell.arm, cell.balancer), [])
-        try:
-            rates.append(find(cell))
-        except capacity.NotCrossedError as error:
-            rates.append(error)
-    return found
+    with cell_runner(cache, jobs) as run_cell, ThreadPoolExecutor(jobs) as threads:
+        runners = [_Runner(run_cell) for _ in cells]
+        rates = list(threads.map(partial(_found, find), cells, runners))
+    found: dict[tuple[str, str], list[float | capacity.NotCrossedError]] = {}
+    for cell, rate in zip(cells, rates, strict=True):
+        found.setdefault((cell.arm, cell.balancer), []).append(rate)
+    return found, [result for runner in runners for result in runner.results]
+
+
+def _found(
+    find: Callable[[Cell, capacity.Run], float], cell: Cell, run: capacity.Run
+) -> float | capacity.NotCrossedError:
+    try:
+        return find(cell, run)
+    except capacity.NotCrossedError as error:
+        return error
 
 
 def _behind(arguments: argparse.Namespace, balancer: str) -> str:
@@ -154,8 +172,8 @@ def _behind(arguments: argparse.Namespace, balancer: str) -> str:
 class _Runner:
     """Runs one cell after the other, prints each, and keeps what they gave."""
 
-    def __init__(self, cache: ResultCache) -> None:
-        self._cache = cache
+    def __init__(self, run_cell: Callable[[Cell], Ran]) -> None:
+        self._run_cell = run_cell
         self.results: list[dict[str, Any]] = []
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
@@ -167,7 +185,7 @@ class _Runner:
         return result
 
     def _run(self, cell: Cell) -> dict[str, Any]:
-        ((result, took_s),) = run_cells([cell], self._cache)
+        result, took_s = self._run_cell(cell)
         self._keep(result, took_s)
         return result
 

@@ -80,6 +80,10 @@ def test_the_rate_at_a_limit_is_found_for_each_seed(tmp_path: Path, capsys):
     assert second == (
         f"{said}coarse-plas: {mean(plas)} programs/s, 2 seeds; {mean(ratios)} x coarse-fcfs"
     )
+    alone = out.read_bytes()
+    assert cli.simulate([*arguments, "--policy", "coarse-fcfs,coarse-plas", "--jobs", "2"]) == 0
+    assert out.read_bytes() == alone, "several searches at once find and write the same"
+    assert capsys.readouterr().out.splitlines()[-2:] == [first, second]
 
 
 def mean(values: list[float]) -> str:

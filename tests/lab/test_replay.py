@@ -151,6 +151,16 @@ async def test_answers_are_kept_with_their_prompts_and_how_sure_the_model_was():
     assert all(a.gaps == [0.25] * len(a.said) for a in answers)
 
 
+async def test_the_same_arrivals_say_the_same_in_whatever_order_their_calls_come():
+    """So that two servers' answers can be held together."""
+    together, apart = {}, {}
+    for answers, concurrency in ((together, None), (apart, 1)):
+        note = lambda one, said=answers: said.update({(one.number, one.call): one.prompt})  # noqa: E731
+        await replay(FakeServer(says_ids=False), "lats", 2, concurrency=concurrency, answered=note)
+    assert list(together) != list(apart)
+    assert together == apart
+
+
 async def test_in_a_closed_loop_the_next_begins_when_one_has_ended():
     """So many programs at once, each counted from its own beginning."""
     fake = FakeServer()

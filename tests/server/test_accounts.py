@@ -94,13 +94,14 @@ def test_waits_go_along_a_path_of_their_own():
 
 
 def test_the_engine_requests_of_one_call_wait_side_by_side():
-    """A call of n = 3 waits as long as its slowest, on a path; of service each is charged."""
+    """A call of n = 3 is as long as its longest, on a path; a sum is charged each of them."""
     book = Book()
     call = book.begin()
     book.table.end_call(call, 0.0)
     for part, wait_s in enumerate((1.0, 3.0, 2.0)):
-        book.report(call, 0.5, wait_s, part=part)
-    assert book.attained("atlas") == (1.5, 3.0)
+        book.report(call, 0.5 + part, wait_s, part=part)
+    assert book.attained("atlas") == (2.5, 3.0)
+    assert book.attained("plas") == (4.5, 6.0)
 
 
 def test_a_call_without_a_report_lengthens_no_other_path():
@@ -130,7 +131,7 @@ def test_a_path_of_calls_that_never_report_is_bounded_and_right():
         costs.append(cost)
     assert account.service_s == 3 * UNSETTLED_MAX
     assert len(account.path._unsettled) == UNSETTLED_MAX
-    costs[0].reports, costs[0].model_s, costs[0].wait_s = ("r",), 99.0, 7.0
+    costs[0].tell("r", 99.0, 7.0)
     account.change(costs[0], 1.0)
     assert account.path.longest() == (99.0, 7.0)
 
@@ -155,7 +156,8 @@ def test_a_path_goes_on_from_one_gateway_to_another():
     cost = Cost()
     account.begin(cost)
     account.note_elsewhere(Charged(9.0, 9.0, 9.0))
-    cost.ended, cost.reports, cost.model_s, cost.wait_s = True, ("r",), 3.0, 4.0
+    cost.ended = True
+    cost.tell("r", 3.0, 4.0)
     account.change(cost, 0.0)
     assert account.charged() == (3.0, 5.0, 5.0)
     assert account.path.longest() == (9.0, 9.0)
@@ -168,7 +170,8 @@ def test_a_call_comes_after_what_has_ended_elsewhere_and_not_after_what_runs_the
     assert account.service_s == 12.0
     cost = Cost()
     account.begin(cost)
-    cost.ended, cost.reports, cost.model_s = True, ("r",), 3.0
+    cost.ended = True
+    cost.tell("r", 3.0, 0.0)
     account.change(cost, 0.0)
     assert account.charged() == (3.0, 5.0, 0.0)
 
@@ -248,7 +251,7 @@ class PlainPath:
     def end_of(self, cost: Cost) -> tuple[float, float]:
         """Return its end as far as its start is settled."""
         (start_s, wait_start_s), _ = self.begun[cost]
-        return start_s + cost.cost_s, wait_start_s + cost.wait_s
+        return start_s + cost.path_s, wait_start_s + cost.wait_s
 
     def settle_ready(self) -> None:
         """Settle all that can be."""
@@ -270,7 +273,7 @@ class PlainPath:
         ends: dict[Cost, tuple[float, float]] = {}
         for cost in self.unsettled:
             service_s, wait_s = self.start_of(cost, ends)
-            ends[cost] = service_s + cost.cost_s, wait_s + cost.wait_s
+            ends[cost] = service_s + cost.path_s, wait_s + cost.wait_s
         return {cost: self.start_of(cost, ends) for cost in self.begun}
 
     def start_of(self, cost: Cost, ends: dict[Cost, tuple[float, float]]) -> tuple[float, float]:
@@ -313,8 +316,7 @@ def test_starts_shared_by_calls_change_no_figure(steps):
         if what == "end" and costs and not cost.ended:
             cost.ended, cost.wall_s = True, service_s
         elif what == "report" and costs:
-            cost.reports = (*cost.reports, "r")
-            cost.model_s, cost.wait_s = cost.model_s + service_s, max(cost.wait_s, wait_s)
+            cost.tell("r", service_s, wait_s)
         if cost.ended:
             plain.change(cost)
             new.change(cost)
@@ -322,7 +324,7 @@ def test_starts_shared_by_calls_change_no_figure(steps):
         longest = plain.settled
         for ended in plain.unsettled:
             service_s, wait_s = starts[ended]
-            longest = later_of(longest, (service_s + ended.cost_s, wait_s + ended.wait_s))
+            longest = later_of(longest, (service_s + ended.path_s, wait_s + ended.wait_s))
         assert new.longest() == longest
         assert len(new._unsettled) == len(plain.unsettled)
         for cost in costs:
@@ -344,7 +346,7 @@ def test_the_end_of_a_call_does_not_look_at_all_in_flight():
         path.begin(cost)
     assert len({id(cost.start) for cost in fan}) == 1
     assert [len(cost.waiting) for cost in (first, second)] == [1, 1]
-    first.reports, first.model_s = ("r",), 7.0
+    first.tell("r", 7.0, 0.0)
     path.change(first)
     assert (first.waiting, fan[-1].start.service_s) == ([], 7.0)
     assert path.own([(fan[-1].start, 2.0)]).service_s == 9.0
