@@ -5,8 +5,7 @@ the two agent traces has calls as short as 2,000 tokens, so all their token coun
 (``--shrink``); a program's shape, its calls, forks and prefixes, stays. Programs that generate more
 than 1,000 tokens after that are left out: they would take an hour here. The load is 1.2 times what
 stock vLLM sustains, measured first: as many programs at once as it has slots, the next when one
-ends. (All of them at once is no measure: their contexts push each other out of the cache, and it
-does half as much.)
+ends. (All of them at once is no measure: their contexts push each other out of the cache.)
 
     python -m benchmarks.scheduler_mix --rounds 3 --policy plas,adaptive
     python -m benchmarks.scheduler_mix --rounds 20 --policy plas,adaptive --simulated
