@@ -129,15 +129,15 @@ def check_config(vllm_config: Any) -> None:
             "are no programs to order; run the stock scheduler for them"
         )
     transfer = vllm_config.kv_transfer_config
-    if _HAS_SIDE_QUEUE and transfer is not None and transfer.kv_connector not in _CONNECTORS:
-        raise ConfigError(
-            f"kv_connector {transfer.kv_connector} with vLLM {vllm.__version__}: calls whose KV is "
-            "loaded could wait behind others that need their blocks; use vLLM 0.31 or newer"
-        )
     if transfer is not None and transfer.kv_role == "kv_producer":
         raise ConfigError(
             "kv_role kv_producer (prefill-only engines) is not supported: a preempted call "
             "would lose the blocks that it is about to hand over; run the stock scheduler there"
+        )
+    if _HAS_SIDE_QUEUE and transfer is not None and transfer.kv_connector not in _CONNECTORS:
+        raise ConfigError(
+            f"kv_connector {transfer.kv_connector} with vLLM {vllm.__version__}: calls whose KV is "
+            "loaded could wait behind others that need their blocks; use vLLM 0.31 or newer"
         )
     _check_async(vllm_config)
 

@@ -170,7 +170,9 @@ def test_an_engine_that_does_not_exist_is_on_no_gpu(async_scheduling: bool):
 def test_prefill_only_engines_are_refused():
     """A preempted call would lose the blocks that it is about to hand over."""
     config = config_with()
-    config.kv_transfer_config = types.SimpleNamespace(kv_role="kv_producer")
+    config.kv_transfer_config = types.SimpleNamespace(
+        kv_connector="NixlConnector", kv_role="kv_producer"
+    )
     with pytest.raises(ConfigError, match="kv_producer"):
         compat.check_config(config)
 
@@ -181,6 +183,7 @@ def test_connectors_of_others_need_a_queue_for_calls_that_hold_blocks(monkeypatc
     config.kv_transfer_config = types.SimpleNamespace(
         kv_connector="NixlConnector", kv_role="kv_both"
     )
+    monkeypatch.setattr(compat, "_HAS_SIDE_QUEUE", False)
     compat.check_config(config)
     monkeypatch.setattr(compat, "_HAS_SIDE_QUEUE", True)
     with pytest.raises(ConfigError, match="kv_connector NixlConnector"):
