@@ -153,10 +153,12 @@ async def test_answers_are_kept_with_their_prompts_and_how_sure_the_model_was():
 
 async def test_the_same_arrivals_say_the_same_in_whatever_order_their_calls_come():
     """So that two servers' answers can be held together."""
-    together, apart = {}, {}
-    for answers, concurrency in ((together, None), (apart, 1)):
-        note = lambda one, said=answers: said.update({(one.number, one.call): one.prompt})  # noqa: E731
-        await replay(FakeServer(says_ids=False), "lats", 2, concurrency=concurrency, answered=note)
+    runs = []
+    for concurrency in (None, 1):
+        fake, answers = FakeServer(says_ids=False), []
+        await replay(fake, "lats", 2, concurrency=concurrency, answered=answers.append)
+        runs.append({(a.number, a.call): a.prompt for a in answers})
+    together, apart = runs
     assert list(together) != list(apart)
     assert together == apart
 
