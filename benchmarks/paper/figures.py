@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import fmean
 
 from autellix.server.lab import cost_model, gate, report
-from autellix.server.lab.cells import run_cells
+from autellix.server.lab.cells import Ran, cell_runner, run_cells
 from autellix.server.lab.measure import Cell, Rule
 from autellix.server.lab.result_cache import ResultCache
 from autellix.server.lab.simulate_command import document
-from benchmarks.paper import single_engine
+from benchmarks.paper import single_engine, steady
 from benchmarks.paper.single_engine import PROFILE, Result
 from benchmarks.policy_gate import LEVELS
 
@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(single_engine.PAPER), action="append")
     parser.add_argument("--arm", action="append", help="only stock and this (single)")
-    parser.add_argument("--parts", default="single,offline,burst,sensitivity,srpt")
+    parser.add_argument("--parts", default="single,steady,offline,burst,sensitivity,srpt")
+    parser.add_argument("--drain", type=float, help="seconds, where not scaled (steady)")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="of a rate (steady)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--offline-programs", type=int, default=1000)
     parser.add_argument("--rho", type=float, default=1.3, help="load of the sensitivity")
@@ -58,6 +60,8 @@ def main() -> None:
                                                   arguments.seeds, run)
             ]  # fmt: skip
             single_engine.show(results)
+        elif name == "steady":
+            results = _steady(arguments)
         else:
             cells, show = FIXED[name]
             results = run(list(cells(arguments)))
@@ -65,6 +69,21 @@ def main() -> None:
         (arguments.out / f"{name}.json").write_text(document(results))
         if name in ("single", "burst"):
             report.draw(results, arguments.out / name)
+
+
+def _steady(arguments: argparse.Namespace) -> list[Result]:
+    rule = Rule().shortened(arguments.horizon)
+    if arguments.drain:
+        rule = replace(rule, drain_s=arguments.drain)
+    with cell_runner(ResultCache(arguments.out / "cache"), arguments.jobs) as run_cell:
+
+        def run(cell: Cell) -> Result:
+            ran = run_cell(cell)
+            _say(cell, ran)
+            return ran.result
+
+        return steady.steady(arguments.only or list(single_engine.PAPER), rule, arguments.seeds,
+                             run, arguments.jobs, arguments.tolerance)  # fmt: skip
 
 
 def _arms(trace: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
@@ -120,15 +139,20 @@ def srpt(arguments: argparse.Namespace) -> Iterator[Cell]:
 def _run(cells: Sequence[Cell], folder: Path, jobs: int) -> list[Result]:
     found = []
     for cell, ran in zip(cells, run_cells(cells, ResultCache(folder), jobs), strict=True):
-        result, token = ran.result, ran.result["token_latency_s"]
-        print(f"{cell.trace:14} {cell.arm:13} {cell.profile.name:28} rate {cell.rate_per_s:<5g} "
-              f"seed {cell.seed} mean {token['mean']:.4f} p95 {token['p95']:.4f} "
-              f"p99 {token['p99']:.4f} s/token, response {result['response_s']['mean']:.1f} s, "
-              f"hits {result['engine']['prefix_hit_share']:.2f}, "
-              f"unfinished {result['unfinished']}/{result['programs']}, took {ran.took_s:.0f} s",
-              flush=True)  # fmt: skip
-        found.append(result)
+        _say(cell, ran)
+        found.append(ran.result)
     return found
+
+
+def _say(cell: Cell, ran: Ran) -> None:
+    result, token = ran.result, ran.result["token_latency_s"]
+    print(f"{cell.trace:14} {cell.arm:13} {cell.profile.name:28} rate {cell.rate_per_s:<5.4g} "
+          f"seed {cell.seed} mean {token['mean']:.4f} p95 {token['p95']:.4f} "
+          f"p99 {token['p99']:.4f} s/token, response {result['response_s']['mean']:.1f} s, "
+          f"hits {result['engine']['prefix_hit_share']:.2f}, backlog "
+          f"{result['backlog_slope_per_s']:+.4f}/s, "
+          f"unfinished {result['unfinished']}/{result['programs']}, took {ran.took_s:.0f} s",
+          flush=True)  # fmt: skip
 
 
 def print_offline(results: Sequence[Result], arguments: argparse.Namespace) -> None:

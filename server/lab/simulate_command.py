@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -216,6 +217,8 @@ def _cells(
     rule = Rule()
     if arguments.horizon is not None:
         rule = rule.shortened(arguments.horizon)
+    if arguments.drain is not None:
+        rule = replace(rule, drain_s=arguments.drain)
     for rate, seed in product(rates, _seeds(arguments)):
         for arm, balancer in product(arms, arguments.balancer):
             yield Cell(
@@ -248,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
         "clairvoyant: those that know the future, and the best of them")  # fmt: skip
     add("--rate", type=_numbers, default=[1.0], help="programs per second, with commas between")
     add("--profile", default="a100-80g-llama-3.1-8b", help="an engine, or a TOML file")
-    add("--engines", type=int, default=1, help="how many")
+    add("--engines", type=_count, default=1, help="how many")
     add("--balancer", type=_words, default=["locality"], help="which engine gets a call, with "
         "commas between; see docs/balancer.md")  # fmt: skip
     add("--slow", type=_numbered, default=(), metavar="ENGINE=TIMES", help="an engine that takes "
@@ -256,23 +259,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--dead", type=_numbered, default=(), metavar="ENGINE=SECOND", help="an engine that dies "
         "then, with commas between")  # fmt: skip
     add("--mode", choices=get_args(Mode), default="open")
-    add("--programs", type=int, help="smoke run: so many programs, all measured; no ratio of "
+    add("--programs", type=_count, help="smoke run: so many programs, all measured; no ratio of "
         "such runs means anything")  # fmt: skip
-    add("--concurrency", type=int, default=16, help="programs at once in closed mode")
-    add("--horizon", type=float, help="seconds of arrivals, 3600 by the measuring rule, the rest "
-        "of which is scaled with it; of --gate 900")  # fmt: skip
+    add("--concurrency", type=_count, default=16, help="programs at once in closed mode")
+    add("--horizon", type=_seconds, help="seconds of arrivals, 3600 by the measuring rule, the "
+        "rest of which is scaled with it; of --gate 900")  # fmt: skip
+    add("--drain", type=_seconds, help="seconds that measured programs get to end after "
+        "the window, 7200 by the rule; a short --horizon leaves long programs too few")  # fmt: skip
     add("--seed", type=int, default=0, help="the first seed")
-    add("--seeds", type=int, default=1, help="how many seeds, each the same for all policies")
+    add("--seeds", type=_count, default=1, help="how many seeds, each the same for all policies")
     add("--null-waits", choices=("zero", "drawn"), default="zero",
         help="waits that the trace did not record")  # fmt: skip
-    add("--wait-scale", type=float, default=1.0)
-    add("--wait-cap", type=float, default=WAIT_CAP_S, help="seconds")
+    add("--wait-scale", type=_amount, default=1.0, help="multiplies all waits")
+    add("--wait-cap", type=_amount, default=WAIT_CAP_S, help="seconds")
     add("--json", type=Path, metavar="OUT", help="write the figures")
     add("--gate", action="store_true", help="run the gate set (gate.toml) instead and say "
         "which limits are met; status 1 if one is not")  # fmt: skip
     add("--capacity", type=_numbers, metavar="LOW,HIGH", help="find the highest rate between "
         "these that the clairvoyant reference sustains, or that one of --policy does")  # fmt: skip
-    add("--slo", type=float, metavar="SECONDS", help="find, for each policy, the highest rate "
+    add("--slo", type=_seconds, metavar="SECONDS", help="find, for each policy, the highest rate "
         "between the two of --rate at which the mean token latency is within this")  # fmt: skip
     add("--jobs", type=_count, default=1, metavar="N", help="run so many cells at once, each in a "
         "process of its own")  # fmt: skip
@@ -286,10 +291,30 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[float]:
-    numbers = [float(word) for word in _words(text)]
-    if not numbers or min(numbers) <= 0:
+    numbers = [_number(word) for word in _words(text)]
+    if not numbers or not all(0 < number < math.inf for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of rates above 0")
     return numbers
+
+
+def _number(text: str) -> float:
+    """Return a number, or one that fits no limit."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+def _amount(text: str) -> float:
+    if not 0 <= (amount := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
+    return amount
 
 
 def _count(text: str) -> int:
@@ -299,11 +324,11 @@ def _count(text: str) -> int:
 
 
 def _numbered(text: str) -> tuple[tuple[int, float], ...]:
-    try:
-        pairs = [word.split("=") for word in _words(text)]
-        return tuple((int(engine), float(value)) for engine, value in pairs)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ENGINE=NUMBER") from None
+    pairs = [re.fullmatch(r"(\d+)=(\S+)", word) for word in _words(text)]
+    values = [(int(pair[1]), _number(pair[2])) for pair in pairs if pair is not None]
+    if not pairs or len(values) < len(pairs) or not all(0 < v < math.inf for _, v in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ENGINE=NUMBER, above 0")
+    return tuple(values)
 
 
 _HEAD = (

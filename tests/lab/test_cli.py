@@ -52,11 +52,39 @@ def test_a_mistake_is_one_line_and_status_2(arguments: list[str], message: str, 
     assert error.count("\n") == 1
 
 
-def test_a_rate_of_nothing_is_refused():
-    """Argparse says so and ends with its own status."""
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(f"--{name}={value}" for name in ("rate", "capacity", "slo", "horizon", "drain")
+          for value in ("0", "-1", "nan", "inf", "soon")),
+        *(f"--{name}={value}" for name in ("engines", "programs", "concurrency", "seeds", "jobs")
+          for value in ("0", "-1", "1.5", "many")),
+        *(f"--{name}={value}" for name in ("wait-scale", "wait-cap")
+          for value in ("-1", "nan", "inf", "long")),
+        *(f"--{name}={value}" for name in ("slow", "dead")
+          for value in ("2", "a=1", "1=0", "1=nan", "1=2=3")),
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused(wrong: str, capsys):
+    """Argparse names the option and the value, and ends with its own status."""
     with pytest.raises(SystemExit) as ended:
-        simulate_main(["--rate", "0"])
+        simulate_main([wrong])
     assert ended.value.code == 2
+    name, value = wrong.split("=", 1)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {name}: {value!r} is no " in last
+
+
+def test_a_short_run_may_leave_long_programs_more_time(tmp_path: Path):
+    """--horizon scales the drain limit with the rest; --drain sets it by itself."""
+    drains_s = {}
+    for name, more in (("scaled", []), ("set", ["--drain", "900"])):
+        out = tmp_path / f"{name}.json"
+        arguments = ["--horizon", "30", "--policy", "coarse-fcfs", "--rate", "0.5", *more]
+        assert cli.simulate([*arguments, "--json", str(out)]) == 0
+        rule = json.loads(out.read_bytes())["results"][0]["rule"]
+        drains_s[name] = (rule["drain_s"], rule["warmup_s"])
+    assert drains_s == {"scaled": (60.0, 5.0), "set": (900.0, 5.0)}
 
 
 SMALL = ["--trace", "bfcl-gt", "--programs", "12"]
