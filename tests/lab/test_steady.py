@@ -32,7 +32,8 @@ def engine(cell: Cell) -> dict:
     slowness = {"fcfs": 1.0}.get(cell.arm, 0.5)
     return {
         "arm": cell.arm, "rate_per_s": cell.rate_per_s, "unfinished": 0,
-        "backlog_slope_per_s": 0.0 if cell.rate_per_s <= 2.0 else 1.0,
+        "backlog_slope_per_s": 0.0 if cell.rate_per_s <= 2.0 else 1.0, "backlog_mean": 25.0,
+        "rule": {"warmup_s": 100.0, "window_end_s": 500.0},
         "token_latency_s": {"mean": slowness * cell.rate_per_s, "p99": slowness},
     }  # fmt: skip
 
@@ -45,3 +46,13 @@ def test_rates_are_held_against_stock_vllm_at_its_own_capacity():
         assert held.share == pytest.approx(2.0, rel=0.02)
         assert held.at_stocks["rate_per_s"] == stock.there["rate_per_s"]
         assert held.there["token_latency_s"]["mean"] <= stock.there["token_latency_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("slope", "unfinished", "steady_"),
+    [(0.02, 0, True), (0.025, 0, True), (0.026, 0, False), (0.0, 1, False)],
+)
+def test_a_short_window_is_not_judged_by_less_than_chance(slope, unfinished, steady_):
+    """25 programs are 25 +- 5: ten more or less after 400 s are no growth. Nor is 2 % of it."""
+    result = {**engine(CELL), "backlog_slope_per_s": slope, "unfinished": unfinished}
+    assert steady.bears(result) is steady_
