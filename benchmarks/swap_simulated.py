@@ -13,68 +13,11 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from autellix.server.clock import ManualClock
-from autellix.server.engine.build import build_config, build_scheduler
-from autellix.server.engine.connector_config import swap_transfer_config
-from autellix.server.engine.connector_messages import SwapMetadata, SwapWorkerMetadata
-from autellix.server.engine.scheduler import AutellixScheduler
 from autellix.server.lab import cost_model, trace, workload
-from autellix.server.lab.arms import AutellixSeat, RequestMaker
 from autellix.server.lab.cost_model import Profile
 from autellix.server.lab.simulate import Simulation
 from autellix.server.lab.trace import Program
-from autellix.server.lab.virtual_engine import Batch, VirtualEngine
-
-STAND_IN_BYTES = 8  # of a token's KV in the stand-in model of engine/build.py
-
-
-class SwapSeat(AutellixSeat):
-    """AutellixScheduler with the connector and a host pool of twice the device's KV."""
-
-    def __init__(self, profile: Profile, *, window_steps: int, swaps: bool) -> None:
-        self._clock = ManualClock()
-        pool_bytes = 2 * profile.blocks * profile.block_tokens * STAND_IN_BYTES
-        config = build_config(
-            kv_blocks=profile.blocks,
-            block_tokens=profile.block_tokens,
-            slots=profile.slots,
-            step_tokens=profile.chunk_tokens,
-            max_model_tokens=profile.context_tokens_max,
-            async_scheduling=profile.batches_in_flight > 1,
-            policy_config={"policy": "plas", "window_steps": window_steps},
-            kv_transfer_config=swap_transfer_config(pool_bytes, always=True) if swaps else None,
-        )
-        self.scheduler = build_scheduler(AutellixScheduler, config=config)
-        self.scheduler.clock = self._clock
-        self.promotions = 0
-        self._make = RequestMaker(profile.block_tokens)
-
-
-class SwapEngine(VirtualEngine):
-    """A virtual engine whose host link takes time, and whose worker answers each message."""
-
-    def _batch(self, output: Any, now_s: float) -> Batch:
-        batch = super()._batch(output, now_s)
-        meta = output.kv_connector_metadata
-        if not isinstance(meta, SwapMetadata):
-            return batch
-        blocks = len(meta.out_blocks) + len(meta.in_blocks)
-        block_bytes = self._profile.block_tokens * self._profile.kv_bytes_per_token
-        self.totals.swap_bytes += blocks * block_bytes
-        link_s = blocks * block_bytes * self._profile.swap_s_per_byte
-        self.totals.busy_s += link_s
-        return batch._replace(end_s=batch.end_s + link_s)
-
-    def _update(self, output: Any, request_ids: list[str], sampled: list[list[int]]) -> None:
-        meta = output.kv_connector_metadata
-        if isinstance(meta, SwapMetadata):
-            from vllm.v1.outputs import KVConnectorOutput
-
-            answer = KVConnectorOutput(kv_connector_worker_meta=SwapWorkerMetadata(meta.step))
-            self._scheduler.connector.update_connector_output(answer)
-        super()._update(output, request_ids, sampled)
 
 
 def run(
@@ -82,17 +25,20 @@ def run(
 ) -> dict[str, float]:
     """Run one arm to its end and return its figures."""
     arrivals = workload.at_once(programs, count, seed=1)
-    simulation = Simulation(profile, "fcfs", arrivals, workload.Waits(cap_s=60.0))
-    seat = SwapSeat(profile, window_steps=window_steps, swaps=swaps)
-    simulation.engines[0] = engine = SwapEngine(seat, profile)
+    arm = f"plas:window_steps={window_steps}"
+    if swaps:
+        gib = 2 * profile.kv_tokens * profile.kv_bytes_per_token / 2**30
+        arm += f";swap_gib={gib};swap_always=true"
+    simulation = Simulation(profile, arm, arrivals, workload.Waits(cap_s=60.0))
     outcome = simulation.run()
-    totals = engine.totals
+    (engine,) = simulation.engines
+    totals, scheduler = engine.totals, engine.seat.scheduler
     responses = [(p.ended_s or outcome.ended_s) - p.arrival_s for p in outcome.programs]
     return {
         "response_s": statistics.mean(responses),
         "makespan_s": outcome.ended_s,
         "recomputed": totals.recomputed_tokens,
-        "swap_outs": seat.scheduler.swap.counts.swap_outs if swaps else 0,
+        "swap_outs": scheduler.swap.counts.swap_outs if swaps else 0,
     }
 
 

@@ -118,6 +118,8 @@ class SwapFigures(msgspec.Struct, frozen=True, kw_only=True):
     in_bytes_s: float | None
     pool_full: int
     swap_failed: int
+    shelved: int = 0  # programs that were saved between two calls, and calls that took it back
+    fetched: int = 0
 
 
 class RoomFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -310,7 +310,8 @@ def _engine(row: Mapping[str, Any]) -> Iterator[Finding]:
     if swap and swap.get("out_bytes_s"):
         yield Finding(name, "good", f"swaps at {swap['out_bytes_s'] / 1e9:.1f} GB/s out, "
                       f"{(swap.get('in_bytes_s') or 0) / 1e9:.1f} GB/s in, "
-                      f"{swap['swap_outs']} calls so far")  # fmt: skip
+                      f"{swap['swap_outs']} calls and {swap.get('shelved', 0)} "
+                      "programs so far")  # fmt: skip
     if row.get("reports_lost"):
         yield Finding(name, "note", f"{row['reports_lost']} reports are lost",
                       "their calls stay charged by wall time")  # fmt: skip

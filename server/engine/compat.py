@@ -313,6 +313,17 @@ def blocks_free(scheduler: Any) -> int:
     return free + sum(len(blocks) for _, blocks in scheduler.deferred_frees)
 
 
+def cached_blocks(scheduler: Any, hashes: Sequence[Hashable]) -> list[int]:
+    """Return the blocks of a chain that the prefix cache has, up to the first that it has not."""
+    blocks = []
+    for block_hash in hashes:
+        found = scheduler.kv_cache_manager.block_pool.get_cached_block(block_hash, [0])
+        if not found or found[0].is_null:
+            break
+        blocks.append(int(found[0].block_id))
+    return blocks
+
+
 def evict_first(scheduler: Any, hashes: Sequence[Hashable]) -> None:
     """Let cached blocks that nobody uses go before all others, the last ones of the chain first.
 

@@ -1,4 +1,4 @@
-"""The KV connector that swaps preempted calls to host memory, inside a stock vLLM engine.
+"""The KV connector that swaps calls and waiting programs to host memory, inside stock vLLM.
 
 vLLM makes one object per role: the scheduler's keeps the books (swap_ledger), each worker's moves
 the bytes (swap_worker). The order that makes it safe, on vLLM's side:
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -50,8 +50,8 @@ LOG_EVERY_SWAPS = 1000
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     """Swaps preempted calls out and in; see ``swap_transfer_config`` for its configuration.
 
-    ``swap_out`` is for the scheduler, before it frees a victim's blocks; all else is vLLM's
-    connector interface.
+    ``swap_out`` is for the scheduler, before it frees a victim's blocks, ``shelve``, ``fetch`` and
+    ``forget`` are for the KV of programs between two calls; all else is vLLM's interface.
     """
 
     def __init__(
@@ -134,6 +134,32 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if self._ledger.counts.swap_outs % LOG_EVERY_SWAPS == 1:
             _log.info("swap counts: %s", self._ledger.counts.as_dict())
         return self._ledger.is_saved(request.request_id)
+
+    def shelve(self, program_id: str, hashes: Sequence[Any], block_ids: Sequence[int]) -> None:
+        """Save what the device has of a program between two calls, before others take its blocks.
+
+        Args:
+            program_id: Its next call takes it back.
+            hashes: Of its whole blocks, first to last.
+            block_ids: Those blocks.
+        """
+        if self._ledger is not None:
+            self._ledger.shelve(program_id, hashes, block_ids)
+
+    def fetch(self, program_id: str, request: Any) -> None:
+        """A call came in: it may have what its program has on the shelf."""
+        # Such a call wants all of its prompt computed, for its log probabilities.
+        if self._ledger is not None and not request.skip_reading_prefix_cache:
+            self._ledger.fetch(program_id, request)
+
+    def fetch_token_s(self) -> float:
+        """Return what it takes to save a token's KV and fetch it back; endless: not measured."""
+        return float("inf") if self._ledger is None else self._ledger.fetch_token_s()
+
+    def forget(self, program_ids: Iterable[str]) -> None:
+        """These programs are over."""
+        if self._ledger is not None:
+            self._ledger.forget(program_ids)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

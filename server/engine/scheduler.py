@@ -159,6 +159,8 @@ class AutellixScheduler(RoomMaker):
             self.calls[request.request_id] = call
             self.accounts.open(request.request_id, identity, call.level, now_s)
             self._window_open = self._window_open or call.level < self._worst_level()
+            if self.swap is not None:
+                self.swap.fetch(call.program.program_id, request)
         super().add_request(request)
 
     def _free_request(
@@ -188,6 +190,21 @@ class AutellixScheduler(RoomMaker):
         self.autellix.wait(call, self.clock.now_s(), for_slot=self._for_slots)
         self.waiting.moved(request)  # it may have lost its place as well
         self.accounts.preempted(call, computed)
+
+    def forget(self, program_ids: Iterable[str]) -> None:
+        """These programs are over."""
+        self.autellix.forget(program_ids)
+        if self.swap is not None:
+            self.swap.forget(program_ids)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """As vLLM's; what was saved to host memory is of the old weights as well."""
+        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        if done and self.swap is not None:
+            self.swap.reset_cache()
+        return done
 
     def set_policy(self, config: PolicyConfig) -> None:
         """Change the policy while calls are queued and running; none is lost.
@@ -277,7 +294,7 @@ class AutellixScheduler(RoomMaker):
         while channel is not None and channel.inbox:
             message = channel.inbox.popleft()
             if isinstance(message, SessionEnded):
-                self.autellix.forget(message.program_ids)
+                self.forget(message.program_ids)
             elif isinstance(message, ToolNoted):
                 self.autellix.note_tool(message.program_id, message.tool, self.clock.now_s())
             elif isinstance(message, PolicyWanted):
@@ -308,8 +325,7 @@ class AutellixScheduler(RoomMaker):
             if call.promoted:
                 self.accounts.promoted(call)
             self._window_open = True
-        for chain in self.autellix.evictable():
-            compat.evict_first(self, chain)
+        self._make_free()
         if self.preempts:
             self._order_running()
             self._preempt(now_s)
@@ -324,6 +340,18 @@ class AutellixScheduler(RoomMaker):
         self._in_flight.append(_Step(output, now_s))
         self.accounts.step_began(now_s)
         return output
+
+    def _make_free(self) -> None:
+        """Save the KV of programs that lost their place, then let go what nobody is to want."""
+        if self.swap is not None:
+            self.autellix.note_fetch(self.swap.fetch_token_s())
+        for program_id, hashes, call_ids in self.autellix.displaced():
+            if self.swap is not None:
+                self.swap.shelve(program_id, hashes, compat.cached_blocks(self, hashes))
+                for call_id in call_ids:
+                    self.swap.fetch(program_id, self.requests[call_id])
+        for chain in self.autellix.evictable():
+            compat.evict_first(self, chain)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any

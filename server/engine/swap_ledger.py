@@ -1,4 +1,4 @@
-"""The scheduler's half of the swap: which preempted calls are in the host pool, and what to move.
+"""The scheduler's half of the swap: which calls' KV is in the host pool, and what to move.
 
 Theory of operation. A call is *saved* from its preemption until it runs again, is aborted, or its
 blocks turn out to be lost. Saving queues a gather for this step's message; the worker runs all
@@ -10,6 +10,9 @@ message is on its way: messages are carried out in order, so a later gather into
 comes later. Slots carry stamps (see host_pool), so whatever else goes wrong is noticed where the
 bytes are, and ends in recomputation.
 
+A program between two calls has its blocks on the *shelf*, gathered in the same way; its next call
+takes those it begins with and is saved from then on.
+
 Nothing here imports vLLM: a call is any object with its request's attributes.
 """
 
@@ -17,14 +20,15 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..channel import SwapFigures
 from ..swap.choose import Choice, Decision, Speeds, Victim, choose
-from ..swap.host_pool import HostPool, SlotRef
+from ..swap.host_pool import HostPool, Reservation, SlotRef
 from ..swap.plan import blocks_for, missing_blocks
+from ..swap.shelf import Shelf
 
 
 @dataclass
@@ -45,6 +49,8 @@ class SwapCounts:
     changed: int = 0  # the prompt is another than what was saved
     failed: int = 0  # a copy failed
     ended_while_saved: int = 0
+    shelved: int = 0  # programs put on the shelf
+    fetched: int = 0  # calls that took something from there
 
     def as_dict(self) -> dict[str, int]:
         """Return the figures by name."""
@@ -95,6 +101,7 @@ class SwapLedger:
         always: bool = False,
     ) -> None:
         self.pool = pool
+        self.shelf = Shelf(pool)
         self.counts = SwapCounts()
         self.speeds = Speeds()
         self._block_tokens = block_tokens
@@ -140,6 +147,7 @@ class SwapLedger:
         if decision.choice is not Choice.SWAP:
             self._count(decision.choice)
             return decision
+        self.shelf.make_room(keys)
         reservation = self.pool.reserve(call_id, keys)
         if reservation is None:
             self.counts.pool_full += 1
@@ -147,11 +155,71 @@ class SwapLedger:
         self._saved[call_id] = _Saved(
             reservation.generation, tokens, self._content(call, tokens), self._step
         )
-        self._outs.extend((reservation.slots[i], block_ids[i]) for i in reservation.fresh)
+        self._gather(reservation, block_ids)
         self.counts.swap_outs += 1
-        self.counts.out_blocks += len(reservation.fresh)
-        self.counts.shared_blocks += count - len(reservation.fresh)
         return decision
+
+    def shelve(self, program_id: str, hashes: Sequence[Any], block_ids: Sequence[int]) -> Decision:
+        """Decide about the KV of a program between two calls, and queue the gather.
+
+        Args:
+            program_id: Its next call may take them back.
+            hashes: Of its whole blocks, first to last: as many as the device has.
+            block_ids: Those blocks, computed by this step's predecessors.
+        """
+        under_way = frozenset[int]().union(*(load.blocks for load in self._loads))
+        count = next((n for n, block in enumerate(block_ids) if block in under_way), len(block_ids))
+        keys = [bytes(block_hash) for block_hash in hashes[:count]]
+        if not self._shares or not keys:
+            return Decision(Choice.RECOMPUTE, "nothing that can be found again")
+        decision = self._decide(count * self._block_tokens, keys, 0, prefix_cache=False)
+        if decision.choice is not Choice.SWAP:
+            self._count(decision.choice)
+            return decision
+        reservation = self.shelf.put(program_id, keys, self._step)
+        if reservation is None:
+            self.counts.pool_full += 1
+            return Decision(Choice.RECOMPUTE, "the pool is full")
+        self._gather(reservation, block_ids)
+        self.counts.shelved += 1
+        return decision
+
+    def fetch(self, program_id: str, call: Any) -> bool:
+        """Give a call that comes in what its program has on the shelf; return whether it does.
+
+        It is loaded when the call is admitted, like everything that is saved.
+        """
+        call_id = call.request_id
+        if self.pool.find(call_id) is not None:
+            return False
+        taken = self.shelf.take(program_id, call.block_hashes, call_id)
+        if taken is None:
+            return False
+        reservation = taken.reservation
+        tokens = len(reservation.slots) * self._block_tokens
+        self._saved[call_id] = _Saved(
+            reservation.generation, tokens, self._content(call, tokens), taken.step
+        )
+        self.counts.fetched += 1
+        return True
+
+    def fetch_token_s(self) -> float:
+        """Return what it takes to save a token's KV and fetch it back; endless: not measured."""
+        out_bytes_s, in_bytes_s = self.speeds.out_bytes_s, self.speeds.in_bytes_s
+        if not (self._shares and out_bytes_s and in_bytes_s):
+            return float("inf")
+        return self._block_bytes / self._block_tokens * (1 / out_bytes_s + 1 / in_bytes_s)
+
+    def forget(self, program_ids: Iterable[str]) -> None:
+        """These programs are over: nothing of theirs stays on the shelf."""
+        for program_id in program_ids:
+            self.shelf.drop(program_id)
+
+    def _gather(self, reservation: Reservation, block_ids: Sequence[int]) -> None:
+        fresh = reservation.fresh
+        self._outs.extend((reservation.slots[i], block_ids[i]) for i in fresh)
+        self.counts.out_blocks += len(fresh)
+        self.counts.shared_blocks += len(reservation.slots) - len(fresh)
 
     def is_saved(self, call_id: str) -> bool:
         """Return whether the call's blocks are in the host pool."""
@@ -244,15 +312,17 @@ class SwapLedger:
             in_bytes_s=self.speeds.in_bytes_s,
             pool_full=counts.pool_full,
             swap_failed=counts.failed,
+            shelved=counts.shelved,
+            fetched=counts.fetched,
         )
 
     def learn(self, step: int, failed_slots: Sequence[SlotRef], speeds: Speeds) -> None:
         """All workers answered the message of this step; messages are answered in order."""
         assert step >= self._answered, "answers come in order"
         self.speeds = self.speeds.blend(speeds)
-        for call_id in self.pool.fail(failed_slots):
-            if self._saved.pop(call_id, None) is not None:
-                self.counts.failed += 1
+        for owner in self.pool.fail(failed_slots):
+            lost = self.shelf.lost(owner) or self._saved.pop(str(owner), None) is not None
+            self.counts.failed += lost
         self._answered = step
         self._loads = [load for load in self._loads if load.step > step]
 
@@ -269,6 +339,7 @@ class SwapLedger:
     def clear(self) -> None:
         """Forget everything: the saved KV is of other weights."""
         self._saved.clear()
+        self.shelf.clear()
         self._outs, self._ins, self._to_release = [], [], []
         self.pool.clear()
 

@@ -69,6 +69,10 @@ _OF_ENGINE: Final[tuple[tuple[str, Metric], ...]] = (
     ("in_bytes", Metric("autellix_swap_in_bytes_total", _C, "Bytes brought back.", _E)),
     ("swap_outs", Metric("autellix_swap_outs_total", _C, "Calls whose blocks were saved.", _E)),
     ("swap_ins", Metric("autellix_swap_ins_total", _C, "Calls whose blocks were loaded.", _E)),
+    ("shelved", Metric(
+        "autellix_swap_shelved_total", _C, "Programs saved between two calls.", _E)),
+    ("fetched", Metric(
+        "autellix_swap_fetched_total", _C, "Calls that took their program's saved blocks.", _E)),
     ("pool_full", Metric(
         "autellix_swap_pool_full_total", _C, "Victims recomputed, the pool being full.", _E)),
     ("swap_failed", Metric("autellix_swap_failures_total", _C, "Copies that failed.", _E)),

@@ -20,6 +20,9 @@ from .virtual_engine import Seat
 #: The members of the clairvoyant reference; see clairvoyant.py.
 CLAIRVOYANT: Final = ("srpt", "srpt-smith", "srpt-admit", "pfcfs-admit")
 
+#: Settings of an arm that are not the scheduler's: the host pool of the swap.
+SWAP_SETTINGS: Final = ("swap_gib", "swap_always")
+
 
 class UnknownArmError(ValueError):
     """There is no arm of that name."""
@@ -64,16 +67,20 @@ class AutellixSeat:
 
     Args:
         profile: Its limits.
-        settings: The scheduler's settings (``policy.config.PolicyConfig``).
+        settings: The scheduler's settings (``policy.config.PolicyConfig``), and of the swap:
+            ``swap_gib``, host memory for swapped KV, and ``swap_always``, whatever it costs.
     """
 
     def __init__(self, profile: Profile, settings: Mapping[str, Any]) -> None:
         from ..engine.scheduler import AutellixScheduler
 
         self._clock = ManualClock()
+        own = dict(settings)
+        swap = {name: own.pop(name) for name in SWAP_SETTINGS if name in own}
         self.scheduler = scheduler_of(
-            profile, AutellixScheduler, policy="priority", settings=json.dumps(dict(settings))
-        )
+            profile, AutellixScheduler, policy="priority", settings=json.dumps(own),
+            swap=json.dumps(swap),
+        )  # fmt: skip
         self.scheduler.clock = self._clock
         self.promotions = 0
         self._promote = self.scheduler.autellix.promote
@@ -101,7 +108,7 @@ class AutellixSeat:
     def after_finish(self, run: CallRun, now_s: float) -> None:  # noqa: ARG002
         """Say that a program is over, as the gateway does; the rest it accounts by itself."""
         if run.program.calls_left == 1:  # this call; it is taken off after us
-            self.scheduler.autellix.forget((str(run.program.number),))
+            self.scheduler.forget((str(run.program.number),))
 
 
 def scheduler_of(
@@ -111,16 +118,19 @@ def scheduler_of(
     policy: str = "fcfs",
     caching: bool = True,
     settings: str | None = None,
+    swap: str = "{}",
 ) -> Any:
     """Return a scheduler with the profile's limits and no model under it."""
     from ..engine.build import build_scheduler
 
-    config = _config(profile, policy=policy, caching=caching, settings=settings)
+    config = _config(profile, policy=policy, caching=caching, settings=settings, swap=swap)
     return build_scheduler(scheduler_class, config=config)
 
 
 @cache
-def _config(profile: Profile, *, policy: str, caching: bool, settings: str | None) -> Any:
+def _config(
+    profile: Profile, *, policy: str, caching: bool, settings: str | None, swap: str
+) -> Any:
     from ..engine.build import build_config
 
     return build_config(
@@ -133,7 +143,19 @@ def _config(profile: Profile, *, policy: str, caching: bool, settings: str | Non
         async_scheduling=profile.batches_in_flight > 1,
         priority=policy == "priority",
         policy_config=None if settings is None else json.loads(settings),
+        kv_transfer_config=_transfer_config(profile, **json.loads(swap)),
     )
+
+
+def _transfer_config(
+    profile: Profile, swap_gib: float = 0, swap_always: bool = False
+) -> dict[str, Any] | None:
+    from ..engine.connector_config import swap_transfer_config
+    from .virtual_link import pool_bytes
+
+    if not swap_gib:
+        return None
+    return swap_transfer_config(pool_bytes(profile, swap_gib), always=swap_always)
 
 
 class RequestMaker:
@@ -245,7 +267,13 @@ def build(name: str, profile: Profile) -> Seat:
     policy, colon, settings = name.partition(":")
     if not colon or policy not in ("mlfq", "plas", "atlas", "adaptive"):
         raise UnknownArmError(f"no policy {name!r}; there are {', '.join(ARMS)}")
-    return AutellixSeat(profile, {"policy": policy, **_settings(name, settings)})
+    chosen = _settings(name, settings)
+    size = chosen.get("swap_gib", 1)
+    if not isinstance(size, int | float) or not 0 < size < 2**20:
+        raise UnknownArmError(
+            f"{name!r}: swap_gib = {json.dumps(size)}; it is host memory in GiB, above 0"
+        )
+    return AutellixSeat(profile, {"policy": policy, **chosen})
 
 
 def _settings(name: str, text: str) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .cost_model import Profile, Work
 from .run_state import CallRun
+
+if TYPE_CHECKING:
+    from .virtual_link import HostLink
 
 RETRY_S = 1e-3  # an engine with work that schedules nothing looks again after this long
 STUCK_RETRIES_MAX = 100_000
@@ -99,6 +102,11 @@ class VirtualEngine:
         self._last_end_s = 0.0
         self._retries = 0
         self._pool = seat.scheduler.kv_cache_manager.block_pool
+        self._link: HostLink | None = None
+        if seat.scheduler.connector is not None:
+            from .virtual_link import HostLink
+
+            self._link = HostLink(profile, seat.scheduler)
         self._preempt = seat.scheduler._preempt_request
         seat.scheduler._preempt_request = self._counted_preempt
 
@@ -232,8 +240,10 @@ class VirtualEngine:
             runs.append(run)
             samples.append(not request.is_prefill_chunk)
         tokens = output.total_num_scheduled_tokens
+        swapped = 0 if self._link is None else self._link.bytes_of(output)
+        self.totals.swap_bytes += swapped
         start_s = max(now_s, self._last_end_s)
-        end_s = start_s + self._profile.step_s(Work(tokens, context, pairs, len(runs)))
+        end_s = start_s + self._profile.step_s(Work(tokens, context, pairs, len(runs), swapped))
         self._count(tokens, recomputed, len(runs), end_s - start_s)
         return Batch(output, runs, samples, start_s, end_s)
 
@@ -250,6 +260,8 @@ class VirtualEngine:
     def _update(self, output: Any, request_ids: list[str], sampled: list[list[int]]) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
 
+        if self._link is not None:
+            self._link.answer(output)
         self._scheduler.update_from_output(
             output,
             ModelRunnerOutput(

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .admission import RunningSet
-from .base import Arrival
+from .base import Arrival, Displaced
 from .call import Call
 from .config import PolicyConfig
 from .elders import Elders
@@ -35,7 +35,7 @@ from .working_set import Hashes
 
 INSIDE: Final = 1
 AT_DOOR: Final = 2
-EVICTABLE_MAX: Final = 1024  # chains that wait to be taken away
+EVICTABLE_MAX: Final = 1024  # chains, and programs, whose KV waits to be taken away
 LEAST_SHARE: Final = 1e-4  # of a step that a call is taken to have, so that nobody is due never
 MEAN_OVER: Final = 64  # programs or calls over which a kind's means are taken
 
@@ -70,9 +70,11 @@ class AdaptivePolicy:
         self.elders = Elders(room.kv_tokens * min(config.elders, config.kv_fill))
         self._numbers = 0
         self._token_s = 1e-4  # to compute one token of a prompt, until it was measured
+        self._fetch_token_s = float("inf")  # to save one token's KV elsewhere and fetch it back
         self._work_of_service = 0.1  # the share of a step that a call takes, until it was measured
         self._settled = 0  # calls that it was measured with
         self._evictable: list[Hashes] = []
+        self._displaced: dict[Member, Hashes] = {}
         self._moved: list[Call] = []
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
@@ -166,6 +168,7 @@ class AdaptivePolicy:
         gives_way = not for_slot or (member.yields and not member.running)
         if gives_way and member.seated and self.running_set.active > 1:
             self.running_set.pause(member)
+            self._let_go(member)
             self.elders.stand(member)
             self._moved += self._place_all(member)
 
@@ -177,11 +180,12 @@ class AdaptivePolicy:
         inside, out = self.running_set.fill(now_s)
         moved, self._moved = self._moved, []
         for member in out:
+            self._displace(member)
+            self._let_go(member)
             if member.calls:
                 self.elders.stand(member)
             else:
                 self.elders.drop(member)
-                self._let_go(member)
             moved += self._place_all(member)
         for member in inside:
             self.elders.sit(member)
@@ -216,6 +220,20 @@ class AdaptivePolicy:
         if (alone or program.ended) and not member.calls:
             self._end(member)
         self.ledger.leave(program, remember=not alone)
+
+    def note_fetch(self, token_s: float) -> None:
+        """Take the cheaper of computing and fetching for what it costs to have KV again."""
+        self._fetch_token_s = token_s
+
+    def displaced(self) -> list[Displaced]:
+        """Return the programs that lost their seat and are not over; each is told once."""
+        found, self._displaced = self._displaced, {}
+        return [
+            Displaced(
+                member.program.program_id, hashes, tuple(call.call_id for call in member.calls)
+            )
+            for member, hashes in found.items()
+        ]
 
     def evictable(self) -> list[Hashes]:
         """Return the blocks whose KV nobody is expected to want; each is told once."""
@@ -322,7 +340,7 @@ class AdaptivePolicy:
         member.margin_s = ageing * left_s * self.config.displace
         if member in self.elders:
             member.due_s = member.began_s
-        member.reload_s = ageing * member.working_set.tokens * self._token_s
+        member.reload_s = ageing * member.room_tokens() * self._return_token_s
         if member.seated:
             self.running_set.moved(member)
         elif at_door:
@@ -377,13 +395,19 @@ class AdaptivePolicy:
     def _begin_gap(self, member: Member, now_s: float) -> None:
         if not self.running_set.begin_gap(member, now_s + self._keep_s(member)):
             self.elders.drop(member)
+            self._displace(member)
             self._let_go(member)
 
     def _keep_s(self, member: Member) -> float:
         """Return how long a program keeps its seat from the beginning of its gap."""
         if not self.config.keep_gaps:
             return 0.0
-        return self.gaps.keep_s(member.gap_key, self.room.kv_tokens * self._token_s)
+        return self.gaps.keep_s(member.gap_key, self.room.kv_tokens * self._return_token_s)
+
+    @property
+    def _return_token_s(self) -> float:
+        """What it costs to have a token's KV again, the cheaper way."""
+        return min(self._token_s, self._fetch_token_s)
 
     def _end(self, member: Member) -> None:
         """The program is over."""
@@ -394,11 +418,21 @@ class AdaptivePolicy:
         self.elders.drop(member)
         for known in {member.kind, self.kinds.anybody}:
             known.hazard.ended(member.bucket)
+        self._displaced.pop(member, None)
         self._let_go(member)
         member.program.member = None
 
+    def _displace(self, member: Member) -> None:
+        """A program has no seat any more, but it will want its KV again."""
+        hashes = member.working_set.longest
+        if hashes and len(self._displaced) < EVICTABLE_MAX:
+            self._displaced[member] = hashes
+
     def _let_go(self, member: Member) -> None:
         """Nobody is expected to want a program's own KV soon."""
+        working_set = member.working_set
         if len(self._evictable) < EVICTABLE_MAX:
-            like = self.kinds.like(member.working_set.recent)
-            self._evictable += member.working_set.own_chains(like)
+            like = self.kinds.like(working_set.recent)
+            self._evictable += working_set.own_chains(like)
+        if not member.calls:
+            working_set.forget()

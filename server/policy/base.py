@@ -31,6 +31,14 @@ class Arrival(NamedTuple):
     by_path: bool | None = None  # whether service and wait are of paths; None: as the policy's own
 
 
+class Displaced(NamedTuple):
+    """A program whose KV loses its place."""
+
+    program_id: str
+    hashes: Sequence[Hashable]  # of its blocks, those that it shares with others too
+    call_ids: tuple[str, ...]  # of its calls that wait to go on from there
+
+
 class Policy(Protocol):
     """Where calls queue. Every call: ``arrive``, then any number of events, then one ``leave``."""
 
@@ -79,6 +87,17 @@ class Policy(Protocol):
 
     def note_tool(self, program_id: str, tool: str | None, now_s: float) -> None:
         """The program waits for this tool from now on; None: for none any more."""
+        ...
+
+    def note_fetch(self, token_s: float) -> None:
+        """It takes so long to save a token's KV elsewhere and fetch it back; endless: it cannot."""
+        ...
+
+    def displaced(self) -> list[Displaced]:
+        """Return programs whose KV loses its place though they are to come back; each once.
+
+        To be asked before ``evictable``, which lets it go.
+        """
         ...
 
     def evictable(self) -> list[Sequence[Hashable]]:

@@ -27,15 +27,20 @@ class Elders:
 
     Args:
         limit_tokens: KV tokens that they may hold together, as they were when they became elders.
+
+    Attributes:
+        tokens: What they hold.
+        ripe_tokens: What those hold that are here long enough to become one.
     """
 
     def __init__(self, limit_tokens: float) -> None:
         self.limit_tokens = limit_tokens
-        self.tokens = 0.0
+        self.tokens = self.ripe_tokens = 0.0
         self._chosen: dict[Member, float] = {}
         self._candidates: dict[Member, int] = {}  # with the number of their valid entry
         self._young: list[Entry] = []  # by when they are here long enough
         self._ripe: list[Entry] = []  # those that are, by when they came
+        self._sizes: dict[Member, float] = {}  # of those
         self._entries = 0
 
     def __contains__(self, member: Member) -> bool:
@@ -49,19 +54,19 @@ class Elders:
         """A program stands at the door, or has another time left there."""
         if member in self._chosen or not self.limit_tokens:
             return
+        self._leave(member)
         if not member.passed:
-            self._candidates.pop(member, None)
             return
         ripe_s = member.began_s + member.left_s / member.weight
         self._young = self._push(self._young, ripe_s, member)
 
     def sit(self, member: Member) -> None:
         """A program has a seat: it needs nothing, and an elder stays one."""
-        self._candidates.pop(member, None)
+        self._leave(member)
 
     def drop(self, member: Member) -> None:
         """A program is over or away; harmless if it is nobody here."""
-        self._candidates.pop(member, None)
+        self._leave(member)
         self.tokens -= self._chosen.pop(member, 0.0)
 
     def choose(self, now_s: float) -> list[Member]:
@@ -73,21 +78,39 @@ class Elders:
         while self._young and self._young[0][0] <= now_s:
             _, _, entry, member = heapq.heappop(self._young)
             if self._candidates.get(member) == entry:
-                self._ripe = self._push(self._ripe, member.began_s, member)
+                self._ripen(member)
         found: list[Member] = []
         while self._ripe:
             _, _, entry, member = self._ripe[0]
-            tokens = member.room_tokens()
-            if self._candidates.get(member) == entry and tokens <= self.limit_tokens:
-                if self.tokens + tokens > self.limit_tokens:
-                    break
-                self._chosen[member] = tokens
-                self.tokens += tokens
-                found.append(member)
             if self._candidates.get(member) == entry:
-                del self._candidates[member]
+                size = self._sizes[member]
+                if self.tokens + size > self._room_tokens:
+                    break
+                self._leave(member)
+                self._chosen[member] = size
+                self.tokens += size
+                found.append(member)
             heapq.heappop(self._ripe)
         return found
+
+    @property
+    def _room_tokens(self) -> float:
+        """The share, smaller by as much as those that want it are more than fit."""
+        return self.limit_tokens * min(1.0, self.limit_tokens / max(self.ripe_tokens, 1.0))
+
+    def _ripen(self, member: Member) -> None:
+        size = member.room_tokens()
+        if size > self.limit_tokens:
+            del self._candidates[member]
+            return
+        self._ripe = self._push(self._ripe, member.began_s, member)
+        self._sizes[member] = size
+        self.ripe_tokens += size
+
+    def _leave(self, member: Member) -> None:
+        """A program is no candidate any more. Harmless if it is none."""
+        self._candidates.pop(member, None)
+        self.ripe_tokens -= self._sizes.pop(member, 0.0)
 
     def _push(self, heap: list[Entry], at_s: float, member: Member) -> list[Entry]:
         """Put a program into a heap, out of the other one; return the heap, without old entries."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from .adaptive import AdaptivePolicy, Room
-from .base import Arrival, Policy
+from .base import Arrival, Displaced, Policy
 from .call import Call
 from .config import PolicyConfig
 from .queues import Levels
@@ -119,6 +119,13 @@ class LeveledPolicy:
 
     def note_tool(self, program_id: str, tool: str | None, now_s: float) -> None:
         """Do nothing: levels keep no KV for anybody."""
+
+    def note_fetch(self, token_s: float) -> None:
+        """Do nothing: levels keep no KV for anybody."""
+
+    def displaced(self) -> list[Displaced]:
+        """Return nothing: levels know no KV."""
+        return []
 
     def evictable(self) -> list[Sequence[Hashable]]:
         """Return nothing: levels know no KV."""

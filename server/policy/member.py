@@ -171,4 +171,6 @@ class Member:
 
     def room_tokens(self) -> float:
         """Return the room to keep for it: what it holds, and the answers that are expected."""
-        return float(self.working_set.tokens)
+        kind = self.kind
+        counted = kind.counted_tokens if kind.seated else kind.shared_tokens
+        return float(self.working_set.beside(counted))

@@ -67,15 +67,25 @@ class WorkingSet:
         self.left_tokens = 0
         self.calls = 0
 
-    @property
-    def tokens(self) -> int:
-        """What the program holds for itself alone."""
-        return max(0, self.trunk_tokens - self.kind_tokens) + self.live_tokens + self.left_tokens
+    def beside(self, counted_tokens: int) -> int:
+        """Return what the program holds beside what is counted for its kind.
+
+        Args:
+            counted_tokens: For the kind. Programs of a kind may share more with one of them than
+                with all, and then only this much is counted elsewhere.
+        """
+        shared = min(self.kind_tokens, counted_tokens)
+        return max(0, self.trunk_tokens - shared) + self.live_tokens + self.left_tokens
 
     @property
     def recent(self) -> Hashes:
         """The blocks of the latest call, those of its answer as far as they were known."""
         return self._recent[-1] if self._recent else ()
+
+    @property
+    def longest(self) -> Hashes:
+        """The blocks of the longest of the latest calls: what the next one most likely goes on."""
+        return max(self._recent, key=len, default=())
 
     def enter(
         self, hashes: Hashes, tokens: int, answer_tokens: int, block_tokens: int, kind: Hashes
@@ -122,8 +132,12 @@ class WorkingSet:
         assert self.live_tokens >= 0, "more tokens have left a working set than entered it"
         self.left_tokens = max(self.left_tokens, own_tokens - spare_tokens)
 
+    def forget(self) -> None:
+        """Forget the blocks of its calls."""
+        self._recent.clear()
+
     def own_chains(self, kind: Hashes | None) -> list[Hashes]:
-        """Return the blocks that only this program has, and forget them.
+        """Return the blocks that only this program has.
 
         Args:
             kind: Blocks of a call of the same kind; None: no other program of its kind is known,
@@ -140,5 +154,4 @@ class WorkingSet:
             if start < len(hashes):
                 chains.append(hashes[start:])
             before = hashes
-        self._recent.clear()
         return chains

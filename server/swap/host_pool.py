@@ -1,9 +1,9 @@
 """The host pool's books: which slot holds which block, for whom.
 
 Theory of operation. The pool has a fixed number of slots, each the size of one KV block of all
-layers. A slot is free or held; a held slot has at least one owner, a call. Blocks that several
-calls share (the same prefix, known by block hash) are stored once and have several owners.
-`reserve` is all or nothing, and a full pool is a normal state: the caller recomputes instead.
+layers. A slot is free or held; a held slot has at least one owner: a call, or a program between two
+calls (shelf.py). Blocks that several owners share (the same prefix, known by block hash) are stored
+once. `reserve` is all or nothing, and a full pool is a normal state: the caller recomputes instead.
 
 Every time a slot is handed out it gets a new *stamp*, never used before. Whoever moves the bytes
 remembers the stamp under which a slot was filled and refuses to read it under another: a copy
@@ -16,8 +16,10 @@ The pool knows no memory, no engine and no clock. One thread, the scheduler's, c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
+
+Owner = Hashable  # a call by its name; whoever else keeps blocks, by anything that is no string
 
 
 class SlotRef(NamedTuple):
@@ -28,7 +30,7 @@ class SlotRef(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """The slots of one call, one a block, in the order of its blocks.
+    """The slots of one owner, one a block, in the order of its blocks.
 
     ``fresh`` are the indices of blocks whose slot must be filled; the others are already stored
     for another owner.
@@ -63,7 +65,7 @@ class HostPool:
         self._free = list(range(slot_count))  # a heap: low ids first keeps neighbours together
         self._held: dict[int, _Held] = {}
         self._by_key: dict[bytes, int] = {}
-        self._owned: dict[str, Reservation] = {}
+        self._owned: dict[Owner, Reservation] = {}
         self._stamp = 0
         self._generation = 0
 
@@ -79,25 +81,29 @@ class HostPool:
 
     @property
     def owner_count(self) -> int:
-        """Calls that hold slots."""
+        """Calls and programs that hold slots."""
         return len(self._owned)
 
     def stored_count(self, keys: Iterable[bytes | None]) -> int:
         """Return how many of these blocks are stored already, for whichever owner."""
         return sum(1 for key in keys if key is not None and key in self._by_key)
 
-    def reserve(self, owner: str, keys: Sequence[bytes | None]) -> Reservation | None:
+    def need(self, keys: Iterable[bytes | None]) -> int:
+        """Return how many free slots ``reserve`` would take for these blocks."""
+        known = self._by_key
+        named = {key for key in keys if key is not None and key not in known}
+        return len(named) + sum(1 for key in keys if key is None)
+
+    def reserve(self, owner: Owner, keys: Sequence[bytes | None]) -> Reservation | None:
         """Hand out a slot for each block, or return None if they do not all fit.
 
         Args:
-            owner: The call; it holds no slots yet.
+            owner: It holds no slots yet.
             keys: For each block the hash that names its content, or None for a block that no
                 other call can have. A hash given twice is stored once.
         """
         assert owner not in self._owned, f"{owner} holds slots already"
-        missing = {key for key in keys if key is not None and key not in self._by_key}
-        need = len(missing) + sum(1 for key in keys if key is None)
-        if not keys or need > len(self._free):
+        if not keys or self.need(keys) > len(self._free):
             return None
         slots: list[SlotRef] = []
         fresh: list[int] = []
@@ -118,8 +124,28 @@ class HostPool:
         self._owned[owner] = reservation
         return reservation
 
-    def find(self, owner: str) -> Reservation | None:
-        """Return what a call holds."""
+    def move(self, owner: Owner, new_owner: Owner, count: int) -> Reservation:
+        """Give the first slots of an owner to another one, and take back the rest.
+
+        Args:
+            owner: Holds slots; none afterwards.
+            new_owner: Holds none yet.
+            count: How many, from the first block on; at least 1.
+        """
+        assert new_owner not in self._owned, f"{new_owner} holds slots already"
+        whole = self._owned[owner]
+        assert 1 <= count <= len(whole.slots), f"{count} of {len(whole.slots)} slots"
+        kept = whole.slots[:count]
+        for slot_id, _ in kept:
+            self._held[slot_id].owner_count += 1
+        self.release(owner)
+        self._generation += 1
+        reservation = Reservation(self._generation, kept, ())
+        self._owned[new_owner] = reservation
+        return reservation
+
+    def find(self, owner: Owner) -> Reservation | None:
+        """Return what an owner holds."""
         return self._owned.get(owner)
 
     def holds(self, ref: SlotRef) -> bool:
@@ -127,10 +153,10 @@ class HostPool:
         held = self._held.get(ref.slot_id)
         return held is not None and held.stamp == ref.stamp
 
-    def release(self, owner: str, generation: int | None = None) -> int:
-        """Take back all slots of a call; return how many became free.
+    def release(self, owner: Owner, generation: int | None = None) -> int:
+        """Take back all slots of an owner; return how many became free.
 
-        Nothing happens if the call holds none, or holds those of another generation.
+        Nothing happens if it holds none, or holds those of another generation.
         """
         reservation = self._owned.get(owner)
         if reservation is None or generation not in (None, reservation.generation):
@@ -148,10 +174,10 @@ class HostPool:
                 freed += 1
         return freed
 
-    def fail(self, refs: Iterable[SlotRef]) -> tuple[str, ...]:
-        """Learn that these slots were never filled; return the calls that lost their blocks.
+    def fail(self, refs: Iterable[SlotRef]) -> tuple[Owner, ...]:
+        """Learn that these slots were never filled; return the owners that lost their blocks.
 
-        Those calls hold nothing afterwards. Slots that were handed out anew since are left alone.
+        They hold nothing afterwards. Slots that were handed out anew since are left alone.
         """
         bad = {ref for ref in refs if self.holds(ref)}
         if not bad:

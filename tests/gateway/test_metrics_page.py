@@ -46,7 +46,8 @@ ROW = {
              "longest_step_s": 0.5, "computed_tokens": 10, "recomputed_tokens": 1,
              "preemptions": 1, "level_waiting": [2, 1],
              "swap": {"swap_outs": 1, "swap_ins": 1, "out_bytes": 4096, "in_bytes": 4096,
-                      "out_bytes_s": 1e9, "in_bytes_s": 2e9, "pool_full": 0, "swap_failed": 0}},
+                      "out_bytes_s": 1e9, "in_bytes_s": 2e9, "pool_full": 0, "swap_failed": 0,
+                      "shelved": 2, "fetched": 1}},
 }  # fmt: skip
 
 

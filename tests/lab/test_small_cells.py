@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autellix.server.lab import cli, metrics, trace
+from autellix.server.lab.arms import UnknownArmError, build
 from autellix.server.lab.measure import Cell, Rule, run_cell, simulate_cell
 from autellix.server.lab.simulate import Simulation
 from autellix.server.lab.simulate_command import document
@@ -231,3 +232,32 @@ def test_every_key_of_a_result_is_explained(small_profile, tiny_profile):
     assert {"engine.steps", "call.first_token_s.p99", "recovery_s", "makespan_s"} <= found
     missing = sorted(path for path in found if path.rpartition(".")[2] not in named)
     assert not missing, f"not in the table of docs/lab.md: {missing}"
+
+
+# ── the swap ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_swapped_programs_compute_less_and_pay_for_the_link(small_profile):
+    """Agents whose tools take long, on an engine too small for them: their KV goes out and back."""
+    profile = replace(small_profile, kv_tokens=40_000)
+    cell = Cell(
+        trace="mini-swe", arm="adaptive", profile=profile, rate_per_s=0.3, programs=10,
+        waits=Waits(cap_s=60.0),
+    )  # fmt: skip
+    programs = trace.load("mini-swe")
+    dropped, swapped = (
+        run_cell(replace(cell, arm=arm), programs)["engine"]
+        for arm in ("adaptive", "adaptive:swap_gib=16")
+    )
+    block_bytes = profile.block_tokens * profile.kv_bytes_per_token
+    assert dropped["swap_bytes"] == 0 < swapped["swap_bytes"]
+    assert swapped["swap_bytes"] % block_bytes == 0
+    assert swapped["computed_tokens"] < dropped["computed_tokens"]
+    assert swapped["prefix_hit_share"] > dropped["prefix_hit_share"]
+
+
+@pytest.mark.parametrize("value", ["-1", "0", '"much"', "null"])
+def test_a_host_pool_has_a_size(small_profile, value: str):
+    """What is wrong is named."""
+    with pytest.raises(UnknownArmError, match=f"swap_gib = {re.escape(value)}"):
+        build(f"adaptive:swap_gib={value}", small_profile)

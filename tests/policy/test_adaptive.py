@@ -348,6 +348,44 @@ def test_a_hint_about_nobody_or_about_who_lost_the_seat_is_no_harm():
     assert seated(off) == {"a"}, "nobody is at the door"
 
 
+def test_a_program_that_loses_its_seat_is_told_of_once():
+    """With all of its blocks, the shared ones too; one that is over is not."""
+    one = taught_gaps()
+    away(one, "a", 300, 0.0, "human")
+    away(one, "b", 300, 0.0, "human")
+    waiting = come(one, "c", 800, 20.0)
+    one.forget(("b",))
+    one.promote(20.0)
+    assert waiting.level == INSIDE
+    assert one.displaced() == [("a", [f"a/{n}" for n in range(30)], ())]
+    assert one.displaced() == []
+
+
+def test_a_call_that_comes_back_before_it_is_told_goes_on_from_there():
+    """Its blocks are saved for it, though its program lost the seat an instant ago."""
+    one = taught_gaps()
+    away(one, "a", 300, 0.0, "human")
+    come(one, "b", 800, 20.0)
+    one.promote(20.0)
+    back = come(one, "a", 300, 20.0)
+    (told,) = one.displaced()
+    assert told.call_ids == (back.call_id,)
+
+
+def test_a_seat_is_kept_no_longer_than_fetching_takes():
+    """What it costs to have KV again is the cheaper of computing and fetching."""
+    one = taught_gaps()
+    away(one, "a", 100, 0.0, "build")
+    one.note_fetch(0.001)  # a second for a whole cache: a build takes longer
+    away(one, "b", 100, 0.0, "build")
+    runs = come(one, "runs", 100, 0.0)
+    one.promote(0.0)
+    one.run(runs, 0.0)
+    come(one, "door", 400, 5.0)
+    one.promote(5.0)
+    assert seated(one) == {"a", "runs", "door"}
+
+
 def test_gaps_leave_nothing_behind():
     """Nobody is at the door, so nobody takes a seat back; what is kept of old gaps is bounded."""
     one = policy()
@@ -391,6 +429,25 @@ def test_who_becomes_an_elder():
     for member in members:
         elders.drop(member)
     assert (len(elders), elders.tokens) == (0, 0.0)
+
+
+def test_beyond_what_the_engine_bears_there_are_few_elders():
+    """Twenty stand where six would fit: the share is that of one, and all six's as others go."""
+    one = policy()
+    members = [come(one, f"m{n}", 100, float(n)).program.member for n in range(20)]
+    size = members[0].room_tokens()
+    elders = Elders(6 * size)
+    for member in members:
+        member.left_s, member.passed = 10.0, True
+        elders.stand(member)
+    assert elders.choose(100.0) == members[:1]
+    for member in members[5:]:
+        elders.sit(member)
+    assert elders.ripe_tokens == 4 * size
+    assert elders.choose(100.0) == members[1:5]
+    for member in members:
+        elders.drop(member)
+    assert (len(elders), elders.tokens, elders.ripe_tokens) == (0, 0.0, 0.0)
 
 
 def test_one_of_little_weight_holds_up_no_elder():

@@ -31,11 +31,11 @@ def test_a_chat_grows_and_its_past_counts_once():
     """The second prompt holds the first one and its answer."""
     working_set = WorkingSet()
     own = working_set.enter(chain(*"abc"), 30, 10, SIZE, ())
-    assert working_set.tokens == 40
+    assert working_set.beside(0) == 40
     working_set.leave(own, 0)
-    assert working_set.tokens == 40  # it stays in the cache
+    assert working_set.beside(0) == 40  # it stays in the cache
     working_set.enter(chain(*"abcdef"), 60, 10, SIZE, ())
-    assert working_set.tokens == 70
+    assert working_set.beside(0) == 70
 
 
 def test_siblings_share_their_trunk():
@@ -44,7 +44,7 @@ def test_siblings_share_their_trunk():
     trunk = [f"t{n}" for n in range(10)]
     for sibling in range(5):
         working_set.enter(chain(*trunk, f"own{sibling}"), 110, 20, SIZE, ())
-    assert working_set.tokens == 5 * 30 + 100
+    assert working_set.beside(0) == 5 * 30 + 100
 
 
 def test_a_program_that_is_never_idle_does_not_count_what_is_long_past():
@@ -55,7 +55,7 @@ def test_a_program_that_is_never_idle_does_not_count_what_is_long_past():
         own = working_set.enter(chain(f"next{number}"), 10, 5, SIZE, ())
         working_set.leave(before, 0)
         before = own
-        assert working_set.tokens <= 30
+        assert working_set.beside(0) <= 30
 
 
 def test_what_a_kind_shares_is_not_the_programs():
@@ -63,7 +63,8 @@ def test_what_a_kind_shares_is_not_the_programs():
     working_set = WorkingSet()
     working_set.enter(chain(*"sssssx"), 60, 0, SIZE, chain(*"sssssy"))
     assert working_set.kind_tokens == 50
-    assert working_set.tokens == 10
+    assert working_set.beside(50) == 10
+    assert working_set.beside(20) == 40  # no more than is counted for the kind
 
 
 def test_what_goes_first_is_what_nobody_else_begins_with():
@@ -73,7 +74,8 @@ def test_what_goes_first_is_what_nobody_else_begins_with():
     working_set.leave(own, 0)
     working_set.enter(chain(*"ssxz"), 40, 0, SIZE, chain(*"ssy"))
     assert working_set.own_chains(chain(*"ssy")) == [chain(*"ssx")[2:], chain(*"ssxz")[3:]]
-    assert working_set.own_chains(chain(*"ssy")) == []  # told once
+    working_set.forget()
+    assert working_set.own_chains(chain(*"ssy")) == []
     alone = WorkingSet()
     own = alone.enter(chain(*"pq"), 20, 0, SIZE, ())
     alone.leave(own, 0)
