@@ -339,7 +339,9 @@ class AdaptivePolicy:
         member.passed = left_s > self.kinds.left_s(member.kind, 0.0)
         member.margin_s = ageing * left_s * self.config.displace
         if member in self.elders:
+            # Nobody passes the first at the door: one that could not make room would hold up all.
             member.due_s = member.began_s
+            member.margin_s = 0.0
         member.reload_s = ageing * member.room_tokens() * self._return_token_s
         if member.seated:
             self.running_set.moved(member)
