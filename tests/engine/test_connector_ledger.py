@@ -361,3 +361,80 @@ def test_any_order_of_preemptions_resumes_and_aborts_keeps_every_byte(seed, slot
         device.ledger.end(name)
     device.step()
     assert device.ledger.pool.free_count == slots
+
+
+def test_a_programs_next_call_gets_what_it_begins_with():
+    """Three blocks are on the shelf; it goes on from two of them, and the bytes are theirs."""
+    device = Device(12, 8)
+    first = make_call("a", list(range(13)))
+    device.compute(first, [0, 1, 2], 0, 12)
+    ledger = device.ledger
+    assert ledger.shelve("p", first.block_hashes, [0, 1, 2]).choice is Choice.SWAP
+    device.step()
+    device.scribble([0, 1, 2])
+    call = make_call("b", [*range(8), 70, 71, 72])
+    assert not ledger.fetch("q", call)
+    assert ledger.fetch("p", call)
+    assert ledger.loadable_tokens(call, 0) == 8
+    ledger.resume(call, [5, 6, 7], 8)
+    assert device.step() == set()
+    assert device.is_right(call, [5, 6], 8)
+    assert ledger.pool.free_count == 8
+    assert (ledger.counts.shelved, ledger.counts.fetched, ledger.counts.in_blocks) == (1, 1, 2)
+
+
+def test_a_call_that_is_saved_already_fetches_nothing():
+    """What it had computed itself is more."""
+    device = Device(12, 8)
+    call = make_call("a", list(range(13)))
+    device.ledger.shelve("p", call.block_hashes[:1], [0])
+    device.ledger.save(call, [0, 1, 2], 12)
+    assert not device.ledger.fetch("p", call)
+    device.step()
+    assert device.ledger.loadable_tokens(call, 0) == 12
+
+
+def test_blocks_that_a_load_is_writing_are_not_saved_from():
+    """The load may fail, which is known one step later; what stands before them may be saved."""
+    device = Device(12, 8)
+    call = make_call("a", list(range(9)))
+    device.ledger.save(call, [0, 1], 8)
+    device.step()
+    device.ledger.resume(call, [4, 5, 6], 4)  # the first block is still on the device
+    other = make_call("b", list(range(13)))
+    device.ledger.shelve("p", other.block_hashes, [4, 5, 6])
+    assert device.ledger.counts.out_blocks + device.ledger.counts.shared_blocks == 2 + 1
+    device.step()
+    device.ledger.shelve("p", other.block_hashes, [4, 5, 6])
+    assert device.ledger.counts.out_blocks + device.ledger.counts.shared_blocks == 2 + 1 + 3
+
+
+def test_a_gather_for_the_shelf_that_failed_is_no_ones():
+    """Neither the program's nor that of the call that took it before the answer came."""
+    device = Device(12, 8)
+    device.worker = SwapWorker(BrokenCopier("out"), 8)
+    call = make_call("a", list(range(9)))
+    device.ledger.shelve("p", call.block_hashes, [0, 1])
+    device.ledger.shelve("q", [b"other"], [3])
+    assert device.ledger.fetch("p", call)
+    device.step()
+    assert device.ledger.loadable_tokens(call, 0) == 0
+    assert len(device.ledger.shelf) == 0
+    assert device.ledger.counts.failed == 2
+    assert device.ledger.pool.free_count == 8
+
+
+def test_without_block_hashes_nothing_is_shelved():
+    """There is no name by which the next call could find it."""
+    device = Device(12, 8, shares=False)
+    call = make_call("a", list(range(9)))
+    assert device.ledger.shelve("p", call.block_hashes, [0, 1]).choice is Choice.RECOMPUTE
+    assert device.ledger.fetch_token_s() == float("inf")
+
+
+def test_what_fetching_costs_is_measured():
+    """Out and back, for each token of a block of 4 tokens and 64 bytes."""
+    device = Device(12, 8)
+    assert device.ledger.fetch_token_s() == float("inf")
+    device.ledger.learn(1, [], Speeds(out_bytes_s=64.0, in_bytes_s=32.0))
+    assert device.ledger.fetch_token_s() == pytest.approx((1 + 2) / 4)
