@@ -49,3 +49,35 @@ def test_preempted_calls_come_back_from_the_host(tiny_model: Path, tmp_path: Pat
         assert metric(shown, "autellix_swap_in_bytes_total") > 0
         assert metric(shown, "autellix_swap_failures_total") == 0
         assert server.ask("GET", "/autellix/v1/programs").json["calls_in_flight"] == 0
+
+
+def test_a_program_gets_its_context_back_after_a_tool(tiny_model: Path, tmp_path: Path):
+    """Others take its place while it waits; its next call reads saved KV, and answers the same."""
+    arguments = ["--pool-swap-mib", "64", "--pool-drain-s", "5", "--", *SHORT_OF_KV.split()]
+    with serving(tmp_path / "log", str(tiny_model), *arguments) as server:
+
+        def ask(program: str, prompt: str, tokens: int, **more: object) -> Reply:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+                    "temperature": 0, **more}  # fmt: skip
+            headers = {"X-Autellix-Session": program}
+            return server.ask("POST", "/v1/completions", body, headers, timeout_s=240)
+
+        def counted(name: str) -> float:
+            return metric(server.admin_page("/metrics"), f"autellix_swap_{name}_total")
+
+        prompt = "An agent reads a long file: " + "lines and lines, " * 12
+        prompt += ask("agent", prompt, 24).json["choices"][0]["text"]
+        with ThreadPoolExecutor(6) as pool:
+            others = [
+                pool.submit(ask, f"other{n}", f"Program {n} counts: ", TOKENS) for n in range(6)
+            ]
+            wait_until(lambda: counted("shelved") > 0, 60)
+            prompt += " The tool says: done."
+            answer = ask("agent", prompt, 24)
+            assert all(other.result().status == 200 for other in others)
+        wait_until(lambda: counted("fetched") > 0, 20)
+        assert counted("in_bytes") > 0
+        assert counted("failures") == 0
+        # With a salt no block of it is known: all of the prompt is computed.
+        anew = ask("judge", prompt, 24, cache_salt="anew")
+        assert answer.json["choices"][0]["text"] == anew.json["choices"][0]["text"]
