@@ -96,7 +96,7 @@ class Elders:
     @property
     def _room_tokens(self) -> float:
         """The share, smaller by as much as those that want it are more than fit."""
-        return self.limit_tokens * min(1.0, self.limit_tokens / max(self.ripe_tokens, 1.0)) ** 2
+        return self.limit_tokens * min(1.0, self.limit_tokens / max(self.ripe_tokens, 1.0))
 
     def _ripen(self, member: Member) -> None:
         size = member.room_tokens()
