@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=PROGRAMS)
     parser.add_argument("--shrink", type=int, default=4)
     parser.add_argument("--capacity", type=float, metavar="PROGRAMS_PER_S",
-                        help="of stock vLLM, as an earlier run printed it: it is not measured then")  # fmt: skip
+                        help="of stock vLLM, as an earlier run printed it")  # fmt: skip
     parser.add_argument("--simulated", action="store_true", help="in virtual time")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
