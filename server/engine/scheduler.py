@@ -197,11 +197,9 @@ class AutellixScheduler(RoomMaker):
         if self.swap is not None:
             self.swap.forget(program_ids)
 
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """As vLLM's; what was saved to host memory is of the old weights as well."""
-        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        done: bool = super().reset_prefix_cache(*args, **kwargs)
         if done and self.swap is not None:
             self.swap.reset_cache()
         return done
