@@ -7,8 +7,8 @@ thrown out by another's. The order at the door and the order of giving way is on
 * A seat is taken back at a boundary only, between two calls of a program, and wholly.
 * The last of those who have a seat gives way to the first at the door if it is due later by more
   than a margin, which is what giving way costs. Nobody else enters on the room that becomes free.
-* Programs grow. When those inside need more than there is, the last ones give way, down to what the
-  door lets in; between the two limits nothing happens.
+* Programs grow. When those inside need more than there is, the last ones give way until they fit;
+  between that and what the door lets in nothing happens.
 * A program that waits for a tool keeps its seat for a bounded time, if somebody is at the door.
 * If nobody inside has a call, the first at the door enters whatever its size.
 
@@ -221,7 +221,8 @@ class RunningSet:
             self._give_way(last, out)
 
     def _shrink(self, out: list[Member]) -> None:
-        while self.taken_tokens - self.coming_tokens > self.limit_tokens:
+        """Down to what there is and no further: whoever gives way has its KV computed anew."""
+        while self.taken_tokens - self.coming_tokens > self.most_tokens:
             last = self._last_seated()
             if last is None or len(self.seated) < 2:
                 return

@@ -265,6 +265,23 @@ def seated(one: AdaptivePolicy) -> set[str]:
     return {member.program.program_id for member in one.running_set.seated}
 
 
+def test_when_programs_grow_no_more_give_way_than_must():
+    """Seven fit up to what is let in; one grows beyond what there is: one of them makes room."""
+    one = policy(2000, kv_fill=0.9, kv_most=1.0)
+    calls = [come(one, f"p{n}", 100, float(n)) for n in range(8)]
+    one.promote(8.0)
+    assert len(seated(one)) == 7
+    for call in calls[:7]:
+        one.run(call, 8.0)
+    one.charge_work([(calls[0], 1, 480)], 0.01)
+    assert one.running_set.taken_tokens > 2000
+    one.promote(9.0)
+    rooms = one.running_set
+    assert sum(member.yields for member in rooms.seated) == 1
+    assert 1800 < rooms.taken_tokens - rooms.coming_tokens <= 2000
+    assert calls[7].level == AT_DOOR
+
+
 def taught_gaps() -> AdaptivePolicy:
     """A policy for which people are away for long and builds are not."""
     one = policy()
