@@ -75,7 +75,7 @@ class PolicyConfig:
     skip_steps: int = 64
     programs_max: int = 100_000
     ageing: float = 8.0
-    displace: float = 2.0
+    displace: float = 6.0
     kv_fill: float = 0.9
     kv_most: float = 1.0
     elders: float = 0.25

@@ -31,7 +31,7 @@ def settings_of(rng: random.Random) -> dict[str, Any]:
         "cooldown_steps": rng.choice([0, 1, 4]),
         "skip_steps": rng.choice([0, 3, 64]),
         "ageing": rng.choice([0.0, 1.0, 8.0]),
-        "displace": rng.choice([0.0, 0.5, 2.0]),
+        "displace": rng.choice([0.0, 0.5, 6.0]),
         "kv_most": kv_most,
         "kv_fill": rng.choice([0.3, 0.9, 1.0]) * kv_most,
         "elders": rng.choice([0.0, 0.25, 0.9]),
