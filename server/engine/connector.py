@@ -156,6 +156,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         """Return what it takes to save a token's KV and fetch it back; endless: not measured."""
         return float("inf") if self._ledger is None else self._ledger.fetch_token_s()
 
+    def holds(self, call_id: str) -> bool:
+        """Return whether a call has slots: it was saved, and will be loaded when it is admitted."""
+        return self._ledger is not None and self._ledger.pool.find(call_id) is not None
+
     def forget(self, program_ids: Iterable[str]) -> None:
         """These programs are over."""
         if self._ledger is not None:
@@ -189,10 +193,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if self._ledger is None or not isinstance(news, SwapWorkerMetadata):
             return
         if connector_output.invalid_block_ids:
-            for request in self._ledger.lost_loads(news.step, connector_output.invalid_block_ids):
-                # vLLM drops the failed step's output, but an AsyncScheduler still counts its token
-                # as under way and would compute it from nothing.
-                request.num_output_placeholders = 0
+            self._ledger.count_lost(news.step, connector_output.invalid_block_ids)
         self._ledger.learn(news.step, news.failed_slots, news.speeds)
 
     def request_finished(

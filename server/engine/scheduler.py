@@ -174,6 +174,8 @@ class AutellixScheduler(RoomMaker):
             self.autellix.leave(call, now_s)
             self.accounts.close(request, call, compat.reason_of(request), now_s)
             self._window_open = True
+            if self.swap is not None and call.program.program_id == call.call_id:
+                self.swap.forget((call.call_id,))  # a program of one call: nobody else says so
         return super()._free_request(request, delay_free_blocks)
 
     def _preempt_request(
@@ -344,7 +346,8 @@ class AutellixScheduler(RoomMaker):
         if self.swap is not None:
             self.autellix.note_fetch(self.swap.fetch_token_s())
         for program_id, hashes, call_ids in self.autellix.displaced():
-            if self.swap is not None:
+            # A call that was preempted has saved the same blocks, and would never come for these.
+            if self.swap is not None and not any(map(self.swap.holds, call_ids)):
                 self.swap.shelve(program_id, hashes, compat.cached_blocks(self, hashes))
                 for call_id in call_ids:
                     self.swap.fetch(program_id, self.requests[call_id])
@@ -366,6 +369,24 @@ class AutellixScheduler(RoomMaker):
             self._worst = None
         self.accounts.step_done(seconds, scheduler_output)
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _handle_invalid_blocks(self, invalid_block_ids: set[int], *args: Any) -> Any:
+        """As vLLM's: saved KV could not be loaded, and whoever has those blocks computes them.
+
+        vLLM drops the step's tokens of all of these calls, siblings that found the blocks in the
+        cache included, but an AsyncScheduler still counts them as under way and would wait for them
+        for ever. It leaves the blocks in the prefix cache, where a program that loses its seat
+        would have them saved before they are computed.
+        """
+        affected = super()._handle_invalid_blocks(invalid_block_ids, *args)
+        wrong: set[int] = set()
+        for call_id in affected:
+            self.requests[call_id].num_output_placeholders = 0
+            (blocks,) = self.kv_cache_manager.get_block_ids(call_id)
+            first = (n for n, block in enumerate(blocks) if block in invalid_block_ids)
+            wrong.update(blocks[next(first, len(blocks)) :])
+        self.kv_cache_manager.evict_blocks(wrong)
+        return affected
 
     def _charge(self, output: SchedulerOutput, seconds: float) -> None:
         calls = self.calls

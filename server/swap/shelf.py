@@ -104,7 +104,10 @@ class Shelf:
 
     def make_room(self, keys: Sequence[bytes | None]) -> bool:
         """Let the oldest go until these blocks fit; nobody goes if they cannot fit at all."""
-        if self._pool.need(keys) > self._pool.free_count + self._slots:
+        # Slots that several share count for each of them in ``_slots``: what is more than all the
+        # pool has would empty the shelf in vain.
+        room = min(self._pool.free_count + self._slots, self._pool.slot_count)
+        if self._pool.need(keys) > room or len(keys) > self._pool.slot_count:
             return False
         while self._pool.need(keys) > self._pool.free_count and self._entries:
             self._drop_oldest()

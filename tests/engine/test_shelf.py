@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
+from autellix.server.engine import compat
 from autellix.server.engine.build import make_request
 from autellix.server.engine.connector_config import swap_transfer_config
 from autellix.server.engine.harness import Pipeline, build_pipeline, token_at
@@ -133,6 +134,90 @@ def test_new_weights_take_nothing_from_the_shelf():
     run_until(pipeline, agent.call(5))
     assert swap_of(pipeline).counts.in_blocks == before
     pipeline.check_tokens(agent.calls)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_siblings_of_a_load_that_fails_go_on(v2):
+    """They found the blocks in the cache in that step; their tokens of it are dropped as well."""
+    pipeline = pipeline_of(v2=v2, kv_blocks=34)
+    agent = Agent(pipeline, "agent", [7] * 30)
+    run_until(pipeline, agent.call(10))
+    shelve_now(pipeline, "agent")
+    run_until(pipeline, Agent(pipeline, "z", [50] * 3).call(2))
+    assert pipeline.scheduler.kv_cache_manager.reset_prefix_cache()
+    copier = pipeline.runner.worker._copier
+    copier.fails = 1.0
+    shared = list(agent.tokens)
+    name = agent.call(5, more=[9] * 6)
+    twin = make_request("twin-0", [*shared, 3, 4], 5, block_tokens=BLOCK, session_id="agent")
+    pipeline.add(twin)
+    pipeline.step()
+    copier.fails = 0.0
+    assert swap_of(pipeline).counts.failed > 0
+    run_until(pipeline, name)
+    run_until(pipeline, "twin-0")
+    pipeline.check_tokens([*agent.calls, ("twin-0", len(shared) + 2, 5)])
+
+
+def test_blocks_that_were_not_loaded_are_not_saved_for_another_program():
+    """They are computed anew in steps to come; until then their hashes say what is not there."""
+    pipeline = pipeline_of(kv_blocks=26)
+    agent = displaced_agent(pipeline)
+    scheduler = pipeline.scheduler
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    copier = pipeline.runner.worker._copier
+    copier.fails = 1.0
+    name = agent.call(5, more=[9] * 6)
+    pipeline.step()
+    copier.fails = 0.0
+    assert swap_of(pipeline).counts.failed == 1
+    request = scheduler.requests[name]
+    assert request.num_computed_tokens < 9 * BLOCK
+    valid = request.num_computed_tokens // BLOCK
+    assert len(compat.cached_blocks(scheduler, request.block_hashes)) <= valid
+    run_until(pipeline, name)
+    pipeline.check_tokens(agent.calls)
+
+
+def test_a_preempted_call_is_not_saved_a_second_time_for_its_program():
+    """It has the blocks, and would never come for those on the shelf."""
+    pipeline = pipeline_of(kv_blocks=34)
+    agent = Agent(pipeline, "agent", [7] * 30)
+    run_until(pipeline, agent.call(10))
+    name = agent.call(20, more=[9] * 6)
+    pipeline.step()
+    scheduler = pipeline.scheduler
+    request = scheduler.requests[name]
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0)
+    assert swap_of(pipeline).holds(name)
+    member = scheduler.autellix.ledger.get("agent").member
+    scheduler.autellix._displaced[member] = member.working_set.longest
+    pipeline.step()
+    assert "agent" not in swap_of(pipeline).ledger.shelf
+    run_until(pipeline, name)
+    pipeline.check_tokens(agent.calls)
+
+
+def test_a_program_of_one_call_leaves_nothing_when_it_is_over():
+    """Nobody says that it has ended: it has no session."""
+    pipeline = pipeline_of(kv_blocks=34)
+    pipeline.add(make_request("alone", [7] * 30, 10, block_tokens=BLOCK))
+    for _ in range(4):
+        pipeline.step()
+    scheduler = pipeline.scheduler
+    hashes = scheduler.requests["alone"].block_hashes
+    swap_of(pipeline).shelve("alone", hashes, compat.cached_blocks(scheduler, hashes))
+    assert len(swap_of(pipeline).ledger.shelf) == 1
+    run_until(pipeline, "alone")
+    assert len(swap_of(pipeline).ledger.shelf) == 0
+
+
+def shelve_now(pipeline: Pipeline, program_id: str) -> None:
+    """Save what the device has of a program, as if it had lost its seat."""
+    scheduler: Any = pipeline.scheduler
+    hashes = list(scheduler.autellix.ledger.get(program_id).member.working_set.longest)
+    swap_of(pipeline).shelve(program_id, hashes, compat.cached_blocks(scheduler, hashes))
 
 
 def test_a_call_that_reads_no_cache_fetches_nothing():

@@ -71,6 +71,16 @@ def test_the_oldest_goes_first_and_nobody_in_vain():
     assert "new" not in shelf
 
 
+def test_a_shared_prompt_does_not_empty_the_shelf_in_vain():
+    """Three programs share six blocks: they hold nine slots, not 21, and eleven never fit."""
+    pool = HostPool(10)
+    shelf = Shelf(pool)
+    for name in "pqr":
+        assert shelf.put(name, chain(*"stuvwx", name), 1) is not None
+    assert not shelf.make_room(chain(*"abcdefghijk"))
+    assert len(shelf) == 3
+
+
 def test_newer_blocks_take_the_place_of_older_ones():
     """A program has one place."""
     pool = HostPool(8)
