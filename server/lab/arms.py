@@ -22,6 +22,7 @@ CLAIRVOYANT: Final = ("srpt", "srpt-smith", "srpt-admit", "pfcfs-admit")
 
 #: Settings of an arm that are not the scheduler's: the host pool of the swap.
 SWAP_SETTINGS: Final = ("swap_gib", "swap_always")
+SWAP_GIB_LEAST: Final = 0.1  # some blocks of any model
 
 
 class UnknownArmError(ValueError):
@@ -268,10 +269,16 @@ def build(name: str, profile: Profile) -> Seat:
     if not colon or policy not in ("mlfq", "plas", "atlas", "adaptive"):
         raise UnknownArmError(f"no policy {name!r}; there are {', '.join(ARMS)}")
     chosen = _settings(name, settings)
-    size = chosen.get("swap_gib", 1)
-    if not isinstance(size, int | float) or not 0 < size < 2**20:
+    size, always = chosen.get("swap_gib", 1), chosen.get("swap_always", False)
+    number = isinstance(size, int | float) and not isinstance(size, bool)
+    if not number or not SWAP_GIB_LEAST <= size < 2**20:
         raise UnknownArmError(
-            f"{name!r}: swap_gib = {json.dumps(size)}; it is host memory in GiB, above 0"
+            f"{name!r}: swap_gib = {json.dumps(size)}; it is host memory in GiB, "
+            f"from {SWAP_GIB_LEAST} on"
+        )
+    if not isinstance(always, bool) or (always and "swap_gib" not in chosen):
+        raise UnknownArmError(
+            f"{name!r}: swap_always = {json.dumps(always)}; it is true or false, beside swap_gib"
         )
     return AutellixSeat(profile, {"policy": policy, **chosen})
 

@@ -45,7 +45,7 @@ print("over", flush=True)
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory) -> Iterator[ServeProcess]:
+def shared_server(tiny_model: Path, tmp_path_factory) -> Iterator[ServeProcess]:
     """A server that is quick to find an engine frozen and a session abandoned."""
     log = tmp_path_factory.mktemp("serve") / "log"
     settings = "--pool-frozen-floor-s 5 --pool-frozen-cap-s 8 --pool-probe-deadline-s 2"
@@ -73,6 +73,15 @@ def wait_back(server: ServeProcess, before: dict[int, str]) -> None:
     server.wait_ready()
     assert server.ask("POST", CHAT, SHORT).status == 200
     assert in_flight(server) == 0
+
+
+@pytest.fixture
+def server(shared_server: ServeProcess) -> ServeProcess:
+    """The server with a whole engine: a test that failed half-way may have left a dead one."""
+    roles = {"guard", "api server", "engine core", "worker"}
+    wait_until(lambda: roles <= set(engine_pids(shared_server).values()), START_S_MAX)
+    shared_server.wait_ready()
+    return shared_server
 
 
 class Asking:
@@ -161,7 +170,9 @@ def test_the_engine_core_killed_in_mid_stream(server: ServeProcess):
     """A clear 5xx where no header was sent, an end where one was; then a new engine."""
     before = engine_pids(server)
     with server.stream(LONG) as answer:
-        waiting = Asking(server, LONG)  # second: the first is at its first token now
+        # On a busy machine the answer would be over before the second call is there.
+        os.kill(server.pid_of("engine core"), signal.SIGSTOP)
+        waiting = Asking(server, LONG)
         wait_until(
             lambda: in_flight(server) == 2,
             30,

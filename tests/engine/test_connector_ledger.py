@@ -293,6 +293,17 @@ def test_new_weights_empty_the_pool():
     assert not device.ledger.take_copies().out_slots
 
 
+def test_what_is_on_the_shelf_makes_room_for_a_victim():
+    """A program between two calls costs some prefill, a preempted call its own time as well."""
+    device = Device(12, 4)
+    call = make_call("a", list(range(13)))
+    shelved = make_call("b", list(range(20, 37)))
+    device.ledger.shelve("program", shelved.block_hashes, [4, 5, 6, 7])
+    assert "program" in device.ledger.shelf
+    assert device.ledger.save(call, [0, 1, 2, 3], 13).choice is Choice.SWAP
+    assert "program" not in device.ledger.shelf
+
+
 def test_measured_costs_decide():
     """With a link slower than prefill the ledger stops swapping."""
     ledger = SwapLedger(HostPool(8), BLOCK, 1 << 20)

@@ -213,6 +213,30 @@ def test_a_program_of_one_call_leaves_nothing_when_it_is_over():
     assert len(swap_of(pipeline).ledger.shelf) == 0
 
 
+def test_a_call_at_the_door_takes_what_its_program_saves():
+    """Its program loses the seat while the call waits: it came before there was anything to take."""
+    pipeline = pipeline_of(kv_blocks=34)
+    agent = Agent(pipeline, "agent", [7] * 30)
+    run_until(pipeline, agent.call(10))
+    name = agent.call(5, more=[9] * 6)
+    scheduler = pipeline.scheduler
+    member = scheduler.autellix.ledger.get("agent").member
+    scheduler.autellix._displaced[member] = member.working_set.longest
+    scheduler._make_free()
+    assert swap_of(pipeline).holds(name)
+    assert len(swap_of(pipeline).ledger.shelf) == 0
+    run_until(pipeline, name)
+    pipeline.check_tokens(agent.calls)
+
+
+def test_the_policy_is_told_what_a_fetch_costs(monkeypatch):
+    """Seats are kept and given up by it."""
+    pipeline = pipeline_of()
+    monkeypatch.setattr(swap_of(pipeline).ledger, "fetch_token_s", lambda: 0.125)
+    run_until(pipeline, Agent(pipeline, "agent", [7] * 9).call(2))
+    assert pipeline.scheduler.autellix._fetch_token_s == 0.125
+
+
 def shelve_now(pipeline: Pipeline, program_id: str) -> None:
     """Save what the device has of a program, as if it had lost its seat."""
     scheduler: Any = pipeline.scheduler

@@ -256,8 +256,15 @@ def test_swapped_programs_compute_less_and_pay_for_the_link(small_profile):
     assert swapped["prefix_hit_share"] > dropped["prefix_hit_share"]
 
 
-@pytest.mark.parametrize("value", ["-1", "0", '"much"', "null"])
+@pytest.mark.parametrize("value", ["-1", "0", '"much"', "null", "true", "1e-07"])
 def test_a_host_pool_has_a_size(small_profile, value: str):
     """What is wrong is named."""
     with pytest.raises(UnknownArmError, match=f"swap_gib = {re.escape(value)}"):
         build(f"adaptive:swap_gib={value}", small_profile)
+
+
+@pytest.mark.parametrize("settings", ["swap_always=true", "swap_gib=1;swap_always=7"])
+def test_always_is_a_choice_of_a_pool(small_profile, settings: str):
+    """Without a pool there is nothing to choose."""
+    with pytest.raises(UnknownArmError, match="swap_always = .*; it is true or false, beside swap"):
+        build(f"adaptive:{settings}", small_profile)
