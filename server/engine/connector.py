@@ -193,7 +193,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if self._ledger is None or not isinstance(news, SwapWorkerMetadata):
             return
         if connector_output.invalid_block_ids:
-            self._ledger.count_lost(news.step, connector_output.invalid_block_ids)
+            for request in self._ledger.lost_loads(news.step, connector_output.invalid_block_ids):
+                # For a scheduler that does not know of it; ours does it for siblings as well.
+                request.num_output_placeholders = 0
         self._ledger.learn(news.step, news.failed_slots, news.speeds)
 
     def request_finished(

@@ -326,11 +326,15 @@ class SwapLedger:
         self._answered = step
         self._loads = [load for load in self._loads if load.step > step]
 
-    def count_lost(self, step: int, invalid_blocks: set[int]) -> None:
-        """Count the calls whose load in this step failed; tell before ``learn``."""
-        self.counts.failed += sum(
-            load.step == step and not load.blocks.isdisjoint(invalid_blocks) for load in self._loads
-        )
+    def lost_loads(self, step: int, invalid_blocks: set[int]) -> list[Any]:
+        """Return the calls whose load in this step failed; ask before ``learn``."""
+        lost = [
+            load.call
+            for load in self._loads
+            if load.step == step and not load.blocks.isdisjoint(invalid_blocks)
+        ]
+        self.counts.failed += len(lost)
+        return lost
 
     def clear(self) -> None:
         """Forget everything: the saved KV is of other weights."""

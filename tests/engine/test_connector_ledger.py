@@ -66,7 +66,7 @@ class Device:
         self.worker.swap_out(copies.out_blocks, copies.out_slots)
         self.worker.swap_in(copies.in_blocks, copies.in_slots)
         invalid = self.worker.take_invalid_blocks()
-        self.ledger.count_lost(copies.step, invalid)
+        self.ledger.lost_loads(copies.step, invalid)
         self.ledger.learn(copies.step, *self.worker.take_news())
         self.ledger.pool.check_integrity()
         return invalid

@@ -214,7 +214,7 @@ def test_a_program_of_one_call_leaves_nothing_when_it_is_over():
 
 
 def test_a_call_at_the_door_takes_what_its_program_saves():
-    """Its program loses the seat while the call waits: it came before there was anything to take."""
+    """Its program loses the seat while the call waits: it came before there was any to take."""
     pipeline = pipeline_of(kv_blocks=34)
     agent = Agent(pipeline, "agent", [7] * 30)
     run_until(pipeline, agent.call(10))
