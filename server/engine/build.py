@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm import SamplingParams
@@ -27,23 +25,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-CONTEXT_TOKENS = 262_144  # what the stand-in model claims; the caller may ask for less
-
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 1,
-    "vocab_size": 32_000,
-    "max_position_embeddings": CONTEXT_TOKENS,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+#: The stand-in model: a configuration and no weights. Shipped, since vLLM may read it at any time.
+_MODEL_FOLDER: Final = Path(__file__).with_name("stand_in")
 
 
 def build_config(
@@ -67,7 +50,7 @@ def build_config(
         block_tokens: Tokens of a block.
         slots: Calls in one batch at most.
         step_tokens: Tokens of one step at most.
-        max_model_tokens: Longest prompt and answer together, at most ``CONTEXT_TOKENS``.
+        max_model_tokens: Longest prompt and answer together, at most 262,144 (what the stand-in claims).
         policy_config: ``additional_config["autellix"]``; None is the default policy.
         prefix_caching: Whether blocks of the same content are shared.
         chunked_prefill: Whether a prompt may be spread over several steps.
@@ -77,7 +60,7 @@ def build_config(
         engine_args: Anything else of vLLM's ``EngineArgs``.
     """
     arguments: dict[str, Any] = {
-        "model": _model_folder(),
+        "model": str(_MODEL_FOLDER),
         "skip_tokenizer_init": True,
         "max_model_len": max_model_tokens,
         "max_num_seqs": slots,
@@ -190,18 +173,6 @@ def _hasher(block_tokens: int) -> Callable[[Request], list[Any]]:
     hash_of = get_hash_fn_by_name("sha256")
     init_none_hash(hash_of)
     return get_request_block_hasher(block_tokens, hash_of)
-
-
-@functools.cache
-def _model_folder() -> str:
-    # The folder must live as long as the process, since vLLM may read it again at any time.
-    folder = tempfile.TemporaryDirectory(prefix="autellix-model-")
-    _folders.append(folder)
-    (Path(folder.name) / "config.json").write_text(json.dumps(_MODEL))
-    return folder.name
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 @contextlib.contextmanager

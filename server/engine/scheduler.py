@@ -195,9 +195,10 @@ class AutellixScheduler(RoomMaker):
 
     def forget(self, program_ids: Iterable[str]) -> None:
         """These programs are over."""
-        self.autellix.forget(program_ids)
+        over = tuple(program_ids)
+        self.autellix.forget(over)
         if self.swap is not None:
-            self.swap.forget(program_ids)
+            self.swap.forget(over)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """As vLLM's; what was saved to host memory is of the old weights as well."""

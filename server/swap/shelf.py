@@ -70,6 +70,8 @@ class Shelf:
             keys: Hashes of its blocks, first to last.
             step: Whose message will fill the slots.
         """
+        if not self._may_fit(keys):
+            return None  # and what it has here is still worth as much
         self.drop(program_id)
         if not self.make_room(keys):
             return None
@@ -104,14 +106,15 @@ class Shelf:
 
     def make_room(self, keys: Sequence[bytes | None]) -> bool:
         """Let the oldest go until these blocks fit; nobody goes if they cannot fit at all."""
-        # Slots that several share count for each of them in ``_slots``: what is more than all the
-        # pool has would empty the shelf in vain.
-        room = min(self._pool.free_count + self._slots, self._pool.slot_count)
-        if self._pool.need(keys) > room or len(keys) > self._pool.slot_count:
+        if not self._may_fit(keys):
             return False
-        while self._pool.need(keys) > self._pool.free_count and self._entries:
-            self._drop_oldest()
-        return self._pool.need(keys) <= self._pool.free_count
+        need = self._pool.need(keys)
+        wanted = frozenset(keys)
+        while need > self._pool.free_count and self._entries:
+            # What went may be of these blocks. Counting anew for each that goes would take seconds.
+            gone = wanted.intersection(self._drop_oldest())
+            need += len(gone) - self._pool.stored_count(gone)
+        return need <= self._pool.free_count
 
     def drop(self, program_id: str) -> None:
         """The program is over, or has newer blocks. Harmless if it has nothing here."""
@@ -131,9 +134,19 @@ class Shelf:
         self._entries.clear()
         self._slots = 0
 
-    def _drop_oldest(self) -> None:
-        self.drop(next(iter(self._entries)))
+    def _may_fit(self, keys: Sequence[bytes | None]) -> bool:
+        """Whether these blocks fit when nothing lies here, as far as that is known beforehand."""
+        # Slots that several share count for each of them in ``_slots``: what is more than all the
+        # pool has would empty the shelf in vain.
+        room = min(self._pool.free_count + self._slots, self._pool.slot_count)
+        return len(keys) <= self._pool.slot_count and self._pool.need(keys) <= room
+
+    def _drop_oldest(self) -> tuple[bytes, ...]:
+        """Let the oldest go; return its keys."""
+        program_id, entry = next(iter(self._entries.items()))
+        self.drop(program_id)
         self.dropped += 1
+        return entry.keys
 
     def _forget(self, program_id: str) -> None:
         self._slots -= len(self._entries.pop(program_id).keys)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from autellix import wire
-from tests.serve_process import JSON, Reply, ServeProcess
+from tests.serve_process import JSON, Reply, ServeProcess, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]
 
@@ -40,6 +41,24 @@ def row_of(server: ServeProcess, session: str) -> dict[str, Any] | None:
     """Return one session's row."""
     rows = known(server)["programs"]
     return next((row for row in rows if row["session"] == session), None)
+
+
+def settled_row(server: ServeProcess, session: str) -> dict[str, Any]:
+    """Return one session's row once its engine has told of each of its calls.
+
+    A report comes after the answer: until then a call's cost is its wall time.
+    """
+    row = row_of(server, session)
+    assert row is not None
+    path = f"/autellix/v1/calls?program={row['program_id']}"
+
+    def is_told() -> bool:
+        return all(call["reported"] for call in server.ask("GET", path).json["calls"])
+
+    wait_until(is_told, 30, what=lambda: f"for the reports of {session}")
+    row = row_of(server, session)
+    assert row is not None
+    return row
 
 
 def assert_error(reply: Reply, status: int) -> None:
@@ -99,23 +118,21 @@ def test_headers_of_ours_that_go_to_vllm_are_not_the_clients(server: ServeProces
 
 def test_a_body_that_claims_another_session(server: ServeProcess):
     """The victim's program gets no call and no service by it."""
-    victim = {wire.SESSION: "victim"}
-    assert server.ask("POST", CHAT, chat(), victim).status == 200
-    before = row_of(server, "victim")
-    assert before is not None
+    victim, attacker = (f"{role}-{secrets.token_hex(4)}" for role in ("victim", "attacker"))
+    assert server.ask("POST", CHAT, chat(), {wire.SESSION: victim}).status == 200
+    before = settled_row(server, victim)
     claims = chat(
-        session_id="victim",
+        session_id=victim,
         priority=-9,
         request_id="mine",
         kv_transfer_params={"do_remote_prefill": True},
-        vllm_xargs={"session_id": "victim"},
+        vllm_xargs={"session_id": victim},
     )
-    headers = {wire.SESSION: "attacker"}  # under the same key, so that only the rule protects
+    headers = {wire.SESSION: attacker}  # under the same key, so that only the rule protects
     assert server.ask("POST", CHAT, claims, headers).status == 200
-    after = row_of(server, "victim")
-    assert after is not None
+    assert settled_row(server, attacker)["calls"] == 1
+    after = settled_row(server, victim)
     assert (after["calls"], after["service_s"]) == (before["calls"], before["service_s"])
-    assert (row_of(server, "attacker") or {}).get("calls") == 1
 
 
 def test_two_calls_with_one_id_one_after_the_other(server: ServeProcess):

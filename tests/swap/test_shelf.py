@@ -93,6 +93,47 @@ def test_newer_blocks_take_the_place_of_older_ones():
     assert taken.step == 5
 
 
+def test_newer_blocks_that_do_not_fit_leave_the_older_ones():
+    """The next call begins with those all the same."""
+    pool = HostPool(4)
+    shelf = Shelf(pool)
+    shelf.put("p", chain(*"ab"), 1)
+    pool.reserve("call", [None])
+    assert shelf.put("p", chain(*"abcde"), 5) is None
+    assert shelf.put("p", chain(*"xyzw"), 6) is None, "a slot of the four is a call's"
+    taken = shelf.take("p", chain(*"abc"), "next")
+    assert taken is not None
+    assert (len(taken.reservation.slots), taken.step) == (2, 1)
+
+
+def test_room_is_made_with_one_count_of_what_is_needed(monkeypatch):
+    """However many have to go; a call of 1,900 blocks would stop the engine for a second."""
+    pool = HostPool(64)
+    shelf = Shelf(pool)
+    for number in range(64):
+        shelf.put(f"p{number}", chain(f"p{number}"), 1)
+    counted: list[int] = []
+    need = pool.need
+    monkeypatch.setattr(pool, "need", lambda keys: counted.append(1) or need(keys))
+    assert shelf.make_room([None] * 60)
+    assert len(shelf) == 4
+    assert len(counted) <= 2
+
+
+def test_what_goes_may_be_of_the_blocks_that_need_room():
+    """Two of the three blocks lie there, until the oldest goes for the third."""
+    pool = HostPool(5)
+    shelf = Shelf(pool)
+    shelf.put("p", chain(*"ab"), 1)
+    shelf.put("q", chain("x"), 1)
+    shelf.put("r", chain("y"), 1)
+    pool.reserve("call", [None])
+    assert shelf.make_room(chain(*"abc"))
+    assert "p" not in shelf
+    assert "q" not in shelf
+    assert pool.reserve("saved", chain(*"abc")) is not None
+
+
 def test_programs_are_bounded_too(monkeypatch):
     """Many may share one slot."""
     monkeypatch.setattr(shelf_module, "PROGRAMS_MAX", 3)
@@ -136,7 +177,8 @@ def test_slots_are_conserved(seed: int):
                 saved.append(f"call{number}")
             case 2:
                 shelf.drop(program)
-            case 3 if shelf.make_room(keys) and pool.reserve(f"call{number}", keys):
+            case 3 if shelf.make_room(keys):
+                assert pool.reserve(f"call{number}", keys) is not None
                 saved.append(f"call{number}")
             case 4 if saved:
                 pool.release(saved.pop(rng.randrange(len(saved))))
