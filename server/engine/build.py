@@ -50,7 +50,7 @@ def build_config(
         block_tokens: Tokens of a block.
         slots: Calls in one batch at most.
         step_tokens: Tokens of one step at most.
-        max_model_tokens: Longest prompt and answer together, at most 262,144 (what the stand-in claims).
+        max_model_tokens: Longest prompt and answer together, at most 262,144.
         policy_config: ``additional_config["autellix"]``; None is the default policy.
         prefix_caching: Whether blocks of the same content are shared.
         chunked_prefill: Whether a prompt may be spread over several steps.
