@@ -227,7 +227,7 @@ class Fleet:
                 f"policy: {name!r} is not allowed; allowed on engines that were started with "
                 f"--policy {self._started_policy} is one of {', '.join(allowed)}"
             )
-        constants = scheduler_constants(self.config.scheduling)
+        constants = scheduler_constants(self.config.scheduling, on_cpu=runs_on_cpu())
         wanted = {**constants, **settings, "policy": name}
         if self._started_policy in ENGINE_POLICIES:
             parse_config(wanted)
@@ -356,7 +356,7 @@ class Fleet:
             on_cpu=runs_on_cpu(),
             kv_cache_gib=self.config.pool.kv_cache_gib,
             swap_mib=self.config.pool.swap_mib,
-            scheduler_constants=scheduler_constants(self.config.scheduling),
+            scheduler_constants=scheduler_constants(self.config.scheduling, on_cpu=runs_on_cpu()),
             vllm_args=self._vllm_args,
             devices=devices,
         )

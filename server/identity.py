@@ -26,7 +26,7 @@ HANDICAP_MS_MAX: Final = 2**40
 
 #: What a role adds to a program's attained service: with the default levels a delegated program
 #: begins in the fifth of eight, one in the background in the last.
-ROLE_HANDICAP_MS: Final = {"interactive": 0, "delegated": 5_000, "background": 32_000}
+ROLE_HANDICAP_MS: Final = {"interactive": 0, "delegated": 4_000, "background": 32_000}
 assert tuple(ROLE_HANDICAP_MS) == wire.ROLES
 
 #: Headers by which vLLM takes orders; a client's are read here and never reach an engine.

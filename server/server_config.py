@@ -14,7 +14,7 @@ from .gateway.admin import AdminConfig
 from .gateway.config import GatewayConfig
 from .gateway.keys import read_keys
 from .model import ModelError, find_model
-from .policy.config import PolicyConfig
+from .policy.config import GPU_LEVEL_BOUNDS_S, PolicyConfig
 from .tracing import TracingConfig
 
 _POLICY_FOLLOWS: Final = {"derived": ("policy",)}  # from [serve]
@@ -68,13 +68,21 @@ def keys_of(field: str, path: str) -> tuple[str, ...]:
     return entries
 
 
-def scheduler_constants(config: PolicyConfig) -> dict[str, object]:
-    """Return the scheduler's settings that differ from their defaults."""
-    return {
+def scheduler_constants(config: PolicyConfig, *, on_cpu: bool = True) -> dict[str, object]:
+    """Return the scheduler's settings that differ from their defaults.
+
+    Args:
+        config: The settings.
+        on_cpu: Whether engines run on the CPU; on GPUs levels are wider unless they are set.
+    """
+    constants: dict[str, object] = {
         item.name: value
         for item in dataclasses.fields(config)
         if (value := getattr(config, item.name)) != item.default and item.name != "policy"
     }
+    if not on_cpu and "quanta_s" not in constants:
+        constants.setdefault("level_bounds_s", GPU_LEVEL_BOUNDS_S)
+    return constants
 
 
 def resolve_model(model: str) -> tuple[str, str]:

@@ -17,6 +17,8 @@ Order = Literal["program", "call"]
 Charge = Literal["batch", "share"]
 
 LEVELS_MAX: Final = 32
+#: On GPUs a call takes longer than on the bundled small model, so that levels are wider.
+GPU_LEVEL_BOUNDS_S: Final = (5.0, 20.0, 80.0)
 _LEVELED: Final = ("level_bounds_s", "quanta_s", "beta", "order")
 _ADAPTIVE: Final = ("ageing", "displace", "kv_fill", "kv_most", "elders")
 
@@ -62,7 +64,7 @@ class PolicyConfig:
     """
 
     policy: PolicyName = "adaptive"
-    level_bounds_s: tuple[float, ...] = (5.0, 20.0, 80.0)
+    level_bounds_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     quanta_s: tuple[float, ...] | None = None
     beta: float | None = 8.0
     order: Order = "program"

@@ -40,7 +40,7 @@ async def test_a_role_reaches_the_scheduler_and_only_lowers():
         await rig.settled()
         assert await asyncio.to_thread(autellix.flush, 5)
     assert plain == sent["interactive"] == 0
-    assert sent["delegated"] == 5_000
+    assert sent["delegated"] == 4_000
     assert sent["background"] == inner == 32_000
 
     policy = make_policy(PolicyConfig(policy="plas"))
@@ -49,7 +49,7 @@ async def test_a_role_reaches_the_scheduler_and_only_lowers():
         call = policy.arrive(Arrival(role, role, service_s=milliseconds / 1000), 0.0)
         levels[role] = call.level
     assert levels["plain"] == levels["interactive"] == 1
-    assert [levels[role] for role in ("delegated", "background")] == [2, 3]
+    assert 1 < levels["delegated"] < levels["background"] == 8
 
 
 @pytest.mark.usefixtures("autellix_server")

@@ -43,8 +43,10 @@ def test_settings_that_follow_from_others():
 def test_only_changed_scheduler_settings_reach_the_engine():
     """They are part of vLLM's compile-cache key."""
     assert scheduler_constants(PolicyConfig(policy="atlas")) == {}
+    on_gpu = scheduler_constants(PolicyConfig(policy="atlas"), on_cpu=False)
+    assert on_gpu == {"level_bounds_s": (5.0, 20.0, 80.0)}
     narrow = PolicyConfig(level_bounds_s=(1.0, 2.0))
-    assert scheduler_constants(narrow) == {"level_bounds_s": (1.0, 2.0)}
+    assert scheduler_constants(narrow, on_cpu=False) == {"level_bounds_s": (1.0, 2.0)}
     assert scheduler_constants(PolicyConfig(beta=None, window_steps=2)) == {
         "beta": None,
         "window_steps": 2,
