@@ -31,7 +31,10 @@ def bind(host: str, port: int, field: str = "port") -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"{field}: {host}:{port} cannot be listened on: {error}") from error
+        raise ConfigError(
+            f"{field}: {host}:{port} cannot be listened on: {error}; allowed is a free port, "
+            "or 0 for any"
+        ) from error
     return listener
 
 

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -115,7 +116,7 @@ class Server:
         self._fleet = make(config, folder, model, vllm_args, self._clock)
         self._signals: list[signal.Signals] = []
         self._signalled = asyncio.Event()
-        self._admin_url = ""
+        self._admin_url = self._admin_options = ""
 
     async def serve(self) -> int:
         """Run everything; return the exit status."""
@@ -184,6 +185,8 @@ class Server:
         host, port = listener.getsockname()[:2]
         key = f"key in {admin.key_file}" if admin.key_file else "key: one of admin.keys"
         self._admin_url = f"{self._scheme}://{host}:{port}"
+        file = shlex.quote(str(admin.key_file)) if admin.key_file else "FILE"
+        self._admin_options = f" --admin-url {self._admin_url} --key-file {file}"
         _log.info("admin site on %s, %s", self._admin_url, key)
 
     @property
@@ -215,7 +218,7 @@ class Server:
         _log.info("ready: OPENAI_BASE_URL=%s/v1 (policy %s)", url, self._config.serve.policy)
         _log.info("next: OPENAI_BASE_URL=%s/v1 autellix run your_agent.py", url)
         if self._admin_url:
-            _log.info("look: %s/dashboard, autellix top, %s/metrics", *[self._admin_url] * 2)
+            _log.info("look: %s/dashboard; autellix top%s", self._admin_url, self._admin_options)
 
     async def _drain(self, server: Listening) -> None:
         """Take no new calls and let the running ones end."""

@@ -72,7 +72,10 @@ def _run(name: str, options: argparse.Namespace, work: Callable[[AdminClient], i
     except BrokenPipeError:  # of a pager that was closed; an OSError too, so it comes first
         return 0
     except OSError as error:
-        sys.stderr.write(f"autellix {name}: {options.admin_url} does not answer: {error}\n")
+        sys.stderr.write(
+            f"autellix {name}: {options.admin_url} does not answer: {error}; "
+            "--admin-url or AUTELLIX_ADMIN_URL says where the admin site is\n"
+        )
         return 1
     except KeyboardInterrupt:
         return 130

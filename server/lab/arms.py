@@ -267,7 +267,10 @@ def build(name: str, profile: Profile) -> Seat:
         return ARMS[name](profile)
     policy, colon, settings = name.partition(":")
     if not colon or policy not in ("mlfq", "plas", "atlas", "adaptive"):
-        raise UnknownArmError(f"no policy {name!r}; there are {', '.join(ARMS)}")
+        raise UnknownArmError(
+            f"no policy {name!r}; there are {', '.join(ARMS)}, coarse-fcfs, coarse-plas, "
+            "clairvoyant (the best of those that know the future), and POLICY:SETTING=VALUE"
+        )
     chosen = _settings(name, settings)
     size, always = chosen.get("swap_gib", 1), chosen.get("swap_always", False)
     number = isinstance(size, int | float) and not isinstance(size, bool)

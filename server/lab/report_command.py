@@ -46,12 +46,12 @@ def main(argv: Sequence[str]) -> int:
 def _print_gains(group: Group, limit_s: float, base: str) -> None:
     """Print each arm's rate at the limit, and its ratio to the base's."""
     for gain in report.gains(group.results, group.results[0]["trace"], limit_s, base):
-        text = "not crossed in this sweep"
+        text = f"{limit_s:g} s/token is not crossed in this sweep"
         if gain.rate_per_s is not None:
-            text = f"{gain.rate_per_s:.3g} programs/s"
+            text = f"{limit_s:g} s/token at {gain.rate_per_s:.3g} programs/s"
         if gain.ratio is not None and gain.arm != base:
             text += f", {gain.ratio:.3g} x {base}"
-        sys.stdout.write(f"{group.heading} {gain.arm}: {limit_s:g} s/token at {text}\n")
+        sys.stdout.write(f"{group.heading} {gain.arm}: {text}\n")
 
 
 def _print_ratios(group: Group, mode: str, base: str) -> None:

@@ -65,7 +65,7 @@ def test_programs_of_all_processes_are_in_one_stream(tmp_path: Path):
     """With their calls in flight, and what changes while somebody watches; nobody else may."""
     with running(tmp_path) as rig:
         site = f"http://127.0.0.1:{rig.server.admin_site()[0]}"
-        assert f"look: {site}/dashboard, autellix top, {site}/metrics" in rig.log()
+        assert f"look: {site}/dashboard; autellix top --admin-url {site} --key-file /" in rig.log()
         sessions = [session_of(owner) for owner in OWNERS]
         for session in sessions:
             assert rig.call(session).status == 200

@@ -60,7 +60,7 @@ def test_a_report_is_png_files_and_one_page(tmp_path: Path, capsys):
     assert "<script" not in page
     assert "smoke run" not in page
     assert "<tr><td>plas</td><td>not crossed</td><td></td></tr></table>" in page
-    assert "plas: 0.5 s/token at not crossed in this sweep" in capsys.readouterr().out
+    assert "plas: 0.5 s/token is not crossed in this sweep" in capsys.readouterr().out
 
 
 def test_what_no_result_says_has_no_figure(tmp_path: Path):
@@ -158,7 +158,7 @@ def test_each_setting_has_its_own_figures_and_rate(tmp_path: Path, capsys):
     assert "<h2>t (profile b): slowdown over load</h2>" in page
     printed = capsys.readouterr().out
     assert "t (profile a) fcfs: 1.5 s/token at 1.5 programs/s" in printed
-    assert "t (profile b) fcfs: 1.5 s/token at not crossed" in printed
+    assert "t (profile b) fcfs: 1.5 s/token is not crossed" in printed
 
 
 def test_ratios_of_two_profiles_are_not_mixed(tmp_path: Path, capsys, monkeypatch):
