@@ -32,8 +32,8 @@ def bind(host: str, port: int, field: str = "port") -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"{field}: {host}:{port} cannot be listened on: {error}; allowed is a free port, "
-            "or 0 for any"
+            f"{field}: {host}:{port} cannot be listened on: {error}; allowed is a free port "
+            "of an address of this machine, or 0 for any"
         ) from error
     return listener
 

@@ -116,7 +116,7 @@ class Server:
         self._fleet = make(config, folder, model, vllm_args, self._clock)
         self._signals: list[signal.Signals] = []
         self._signalled = asyncio.Event()
-        self._admin_url = self._admin_options = ""
+        self._look = ""  # where the operator looks, once there is an admin site
 
     async def serve(self) -> int:
         """Run everything; return the exit status."""
@@ -184,10 +184,10 @@ class Server:
         await admin.start(listener, self._tls)
         host, port = listener.getsockname()[:2]
         key = f"key in {admin.key_file}" if admin.key_file else "key: one of admin.keys"
-        self._admin_url = f"{self._scheme}://{host}:{port}"
+        url = f"{self._scheme}://{host}:{port}"
         file = shlex.quote(str(admin.key_file)) if admin.key_file else "FILE"
-        self._admin_options = f" --admin-url {self._admin_url} --key-file {file}"
-        _log.info("admin site on %s, %s", self._admin_url, key)
+        self._look = f"{url}/dashboard; autellix top --admin-url {url} --key-file {file}"
+        _log.info("admin site on %s, %s", url, key)
 
     @property
     def _scheme(self) -> str:
@@ -217,8 +217,8 @@ class Server:
         url = f"{self._scheme}://{host}:{port}"
         _log.info("ready: OPENAI_BASE_URL=%s/v1 (policy %s)", url, self._config.serve.policy)
         _log.info("next: OPENAI_BASE_URL=%s/v1 autellix run your_agent.py", url)
-        if self._admin_url:
-            _log.info("look: %s/dashboard; autellix top%s", self._admin_url, self._admin_options)
+        if self._look:
+            _log.info("look: %s", self._look)
 
     async def _drain(self, server: Listening) -> None:
         """Take no new calls and let the running ones end."""

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Final
 
 from ..clock import ManualClock
+from .coarse_engine import ORDERS
 from .content import BlockHasher
 from .cost_model import Profile
 from .run_state import CallRun
@@ -268,7 +269,7 @@ def build(name: str, profile: Profile) -> Seat:
     policy, colon, settings = name.partition(":")
     if not colon or policy not in ("mlfq", "plas", "atlas", "adaptive"):
         raise UnknownArmError(
-            f"no policy {name!r}; there are {', '.join(ARMS)}, coarse-fcfs, coarse-plas, "
+            f"no policy {name!r}; there are {', '.join((*ARMS, *ORDERS))}, "
             "clairvoyant (the best of those that know the future), and POLICY:SETTING=VALUE"
         )
     chosen = _settings(name, settings)

@@ -70,7 +70,7 @@ class Shelf:
             keys: Hashes of its blocks, first to last.
             step: Whose message will fill the slots.
         """
-        if not self._may_fit(keys):
+        if not self._may_fit(keys, self._pool.need(keys)):
             return None  # and what it has here is still worth as much
         self.drop(program_id)
         if not self.make_room(keys):
@@ -106,9 +106,9 @@ class Shelf:
 
     def make_room(self, keys: Sequence[bytes | None]) -> bool:
         """Let the oldest go until these blocks fit; nobody goes if they cannot fit at all."""
-        if not self._may_fit(keys):
-            return False
         need = self._pool.need(keys)
+        if not self._may_fit(keys, need):
+            return False
         wanted = frozenset(keys)
         while need > self._pool.free_count and self._entries:
             # What went may be of these blocks. Counting anew for each that goes would take seconds.
@@ -134,12 +134,12 @@ class Shelf:
         self._entries.clear()
         self._slots = 0
 
-    def _may_fit(self, keys: Sequence[bytes | None]) -> bool:
+    def _may_fit(self, keys: Sequence[bytes | None], need: int) -> bool:
         """Whether these blocks fit when nothing lies here, as far as that is known beforehand."""
         # Slots that several share count for each of them in ``_slots``: what is more than all the
         # pool has would empty the shelf in vain.
         room = min(self._pool.free_count + self._slots, self._pool.slot_count)
-        return len(keys) <= self._pool.slot_count and self._pool.need(keys) <= room
+        return len(keys) <= self._pool.slot_count and need <= room
 
     def _drop_oldest(self) -> tuple[bytes, ...]:
         """Let the oldest go; return its keys."""
